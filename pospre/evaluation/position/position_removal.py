@@ -30,7 +30,7 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Settings
 from pospre.evaluation.drawing import Cell, as_map, as_picture, draw_cells, save_figure
-from pospre.evaluation.estimates import Estimate, difference
+from pospre.evaluation.estimates import difference
 from pospre.evaluation.features import check_images
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.beside_removal import (
@@ -51,7 +51,8 @@ from pospre.evaluation.position.removals import (
     Tokens,
     controls_of,
     measure,
-    removal_of,
+    of_blank,
+    of_images,
     shown_by_blank,
     tokens_of,
 )
@@ -68,6 +69,7 @@ from pospre.evaluation.registry import (
     Plan,
     default_settings,
     figures_of,
+    named_in_errors,
     settings_class,
     takes_start,
 )
@@ -104,7 +106,7 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     shown = shown_by_blank(model, settings) if blank else None  # refused before any image is read
     batch = load_images(context, model.encoder.image_size, settings)
     tokens = tokens_of(context, model, batch, settings)
-    removal = removal_of(model, tokens, settings, shown)
+    removal = of_blank(model, tokens, settings, shown) if shown else of_images(tokens, settings)
     bases = {AFTER: removal.basis_DK, **controls_of(removal, tokens, settings.seed)}
     steps, controls = _probe(context, removal, bases, tokens, settings)
     models = {name: without_basis(model, removal.by(basis)) for name, basis in bases.items()}
@@ -170,11 +172,9 @@ def _opened(
     wanted = {key: value for key, value in usual.items() if key in default_settings(name)}
     wanted |= {key: value for key, value in given.items() if key != "data"}
     data = str(given.get("data", plan.data))
-    try:
+    with named_in_errors(f"evaluations={name}"):
         checked = check_evaluation(name, plan.recipe, data, wanted, None)
-        return checked.settings, checked.opened, data
-    except UserError as error:
-        raise UserError(f"evaluations={name}: {error}") from error
+    return checked.settings, checked.opened, data
 
 
 def without_basis(model: PretrainModel, removed: nn.Module) -> PretrainModel:
@@ -202,18 +202,16 @@ def _probe(
     beside: list[dict[str, Any]] = []
     for count in removal.counts:
         context.go_on()
-        ours: Estimate | None = None
-        for name, basis in bases.items():
-            if ours is not None and (count == 0 or (size == 2 and count < removal.counts[-1])):
-                continue
-            some_DK = basis[:, : size * count]
-            figures, left = measure(removal.by(some_DK), tokens, settings)
-            row = {**figures, "variance_removed": variance_in(whole_MD, some_DK)}
-            if ours is None:
-                ours = left
+        some = {name: basis_DK[:, : size * count] for name, basis_DK in bases.items()}
+        if count == 0 or (size == 2 and count < removal.counts[-1]):
+            some = {AFTER: some[AFTER]}
+        found = {name: measure(removal.by(each), tokens, settings) for name, each in some.items()}
+        for name, (figures, missed) in found.items():
+            row = {**figures, "variance_removed": variance_in(whole_MD, some[name])}
+            if name == AFTER:
                 steps.append({"planes": count, **row})
                 continue
-            less = difference(left, ours)  # of 1 − R²
+            less = difference(missed, found[AFTER][1])  # of 1 − R²
             gain = {"r2_difference": less.difference, **interval(less)}
             beside.append({"planes": count, "subspace": name, **row, **gain})
     return steps, beside

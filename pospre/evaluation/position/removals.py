@@ -18,7 +18,6 @@ from pospre.evaluation.position.subspaces import (
     check_shown,
     covariance_plane,
     fewest,
-    largest_count,
     principal_directions,
     random_directions,
     regression_planes,
@@ -75,26 +74,18 @@ class Removal(NamedTuple):
 
 
 def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Tensor, Tensor]:
-    """Return the directions and singular values of the blank image; refuse if it shows nothing."""
+    """Return the directions of the blank image that may be removed, and all its singular values.
+
+    They are fewer than it has, and at most D/2. A ``UserError`` if it shows too little.
+    """
     check_blank(model.encoder, settings.planes)
     directions_DR, values_R = blank_directions(blank_tokens(model, settings.blank))
-    check_shown(model.encoder, values_R, settings.planes, largest_count(directions_DR))
-    return directions_DR, values_R
+    most = min(len(values_R) - 1, len(directions_DR) // 2)
+    check_shown(model.encoder, values_R, settings.planes, most)
+    return directions_DR[:, :most], values_R
 
 
-def removal_of(
-    model: PretrainModel,
-    tokens: Tokens,
-    settings: PositionRemoval,
-    shown: tuple[Tensor, Tensor] | None,
-) -> Removal:
-    """Return the planes of images; or the directions that a blank one has ``shown``."""
-    if shown is None:
-        return _of_images(tokens, settings)
-    return _of_blank(model, tokens, settings, *shown)
-
-
-def _of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
+def of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
     """Return the planes of ``by=regression`` or ``by=covariance``."""
     tokens_MD, places_M = tokens.learn.tokens[0].flatten(0, 1), tokens.learn.shown.flatten()
     if settings.by == "covariance":
@@ -105,21 +96,18 @@ def _of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
     return Removal(basis, tokens_MD.mean(0), [*range(basis.shape[1] // 2 + 1)], {})
 
 
-def _of_blank(
-    model: PretrainModel,
-    tokens: Tokens,
-    settings: PositionRemoval,
-    directions_DR: Tensor,
-    values_R: Tensor,
+def of_blank(
+    model: PretrainModel, tokens: Tokens, settings: PositionRemoval, shown: tuple[Tensor, Tensor]
 ) -> Removal:
-    """Return the first directions of the blank image."""
+    """Return the first directions of the blank image; ``shown`` is of ``shown_by_blank``."""
+    directions_DR, values_R = shown
     ridge_only = settings.model_copy(update={"iterations": 1})
 
     def is_enough(count: int) -> bool:
         removed = Removed(directions_DR[:, :count], None)
         return 1 - measure(removed, tokens, ridge_only)[1].value < _NO_POSITION
 
-    count = settings.planes or fewest(largest_count(directions_DR), is_enough)
+    count = settings.planes or fewest(directions_DR.shape[1], is_enough)
     other: Blank = "mean" if settings.blank == "black" else "black"
     theirs_DR, _ = blank_directions(blank_tokens(model, other))
     basis_DK = directions_DR[:, :count]

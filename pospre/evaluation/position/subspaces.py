@@ -94,12 +94,6 @@ def blank_directions(tokens_ND: Tensor) -> tuple[Tensor, Tensor]:
     return vectors_RD[:rank].T.to(tokens_ND.dtype), values_R[:rank]
 
 
-def largest_count(directions_DR: Tensor) -> int:
-    """Return how many directions may be removed: fewer than there are, and at most D/2."""
-    width, rank = directions_DR.shape
-    return min(rank - 1, width // 2)
-
-
 def check_blank(encoder: PatchEncoder, planes: int | None) -> None:
     """Raise a ``UserError`` if a blank image cannot show positions, or not so many directions."""
     positions = encoder.positions
