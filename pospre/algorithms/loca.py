@@ -52,8 +52,7 @@ class PlaceInReference(PlaceObjective):
         self.attend = CrossBlock(dim, encoder.positions.dims.num_heads)
         self.norm = nn.LayerNorm(dim, 1e-6)
         self.predict = nn.Linear(dim, encoder.num_patches)
-        for part in (self.attend, self.norm, self.predict):
-            init_weights(part)
+        init_weights(self)
         self.clusters = PrototypeHead(
             dim,
             options.num_prototypes,
@@ -72,8 +71,9 @@ class PlaceInReference(PlaceObjective):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, Q, N) and what the loss has of clusters, of all query patches."""
         options, reference = self.options, passes["teacher"][:, self.num_prefix :]
-        groups = [passes[group] for group in QUERIES if group in passes]
-        query = torch.cat([self._patches(tokens, len(reference)) for tokens in groups], 1)
+        samples = len(reference)
+        groups = [passes[group][:, self.num_prefix :] for group in QUERIES if group in passes]
+        query = torch.cat([each.unflatten(0, (samples, -1)).flatten(1, 2) for each in groups], 1)
         context = gather_tokens(reference + self.cells, batch[CONTEXT])
         outputs = {"logits": self.predict(self.norm(self.attend(query, context)))}
         # Sinkhorn starts from softmaxed rows, as in the published code
@@ -88,10 +88,6 @@ class PlaceInReference(PlaceObjective):
         outputs["mean_entropy"] = torch.special.entr(mean_K).sum()
         outputs["entropy"] = torch.special.entr(targets).sum(-1).mean()
         return outputs
-
-    def _patches(self, tokens_RTD: Tensor, samples: int) -> Tensor:
-        """Return the patches of all views of a group: (B, V·K, D)."""
-        return tokens_RTD[:, self.num_prefix :].unflatten(0, (samples, -1)).flatten(1, 2)
 
     def places(self, batch: Batch) -> Tensor:
         """Return the reference's cell of every encoded query patch, −1 outside: int64 (B, Q)."""
@@ -236,16 +232,14 @@ class LOCA(PretrainAlgorithm):
         start = (draws.uniform(keys, 1) * (patches - count + 1)).long()
         batch[CONTEXT] = start + torch.arange(count, device=start.device)
         # labels are integers, which no precision of FSDP2 rounds as it would boxes
-        batch[PLACE] = torch.cat(
-            [self._cells(batch, g, model) for g in QUERIES if g in model.views], 1
-        )
+        cells = [self._cells(batch, group, model) for group in QUERIES if group in model.views]
+        batch[PLACE] = torch.cat(cells, 1)
         encoded = torch.arange(batch[PLACE].shape[1], device=start.device).expand(len(start), -1)
         if self.query_mask_ratio:
             grid, views = model.grid("query"), model.views["query"].count
             own = math.prod(grid)
-            batch[KEPT] = draws.permutation(view_keys(batch, views, model.seed, KEPT), own)[
-                ..., : self.num_kept(grid)
-            ]
+            order = draws.permutation(view_keys(batch, views, model.seed, KEPT), own)
+            batch[KEPT] = order[..., : self.num_kept(grid)]
             first = encoded[:, : views * own].unflatten(1, (views, own)).gather(2, batch[KEPT])
             encoded = torch.cat([first.flatten(1), encoded[:, views * own :]], dim=1)
         batch[ENCODED] = encoded

@@ -88,8 +88,7 @@ def read_patches(image_BCHW: Tensor, box_BN4: Tensor, patch: tuple[int, int]) ->
     at_y = (torch.arange(high, device=low.device) + 0.5) / high
     x = (low[..., :1] + size[..., :1] * at_x) * (2 / columns) - 1
     y = (low[..., 1:] + size[..., 1:] * at_y) * (2 / rows) - 1
-    shape = (*box_BN4.shape[:2], high, wide)
-    grid = torch.stack([x[:, :, None].expand(shape), y[..., None].expand(shape)], dim=-1)
+    grid = torch.stack(torch.broadcast_tensors(x[:, :, None], y[..., None]), dim=-1)
     read = F.grid_sample(image_BCHW, grid.flatten(1, 2), padding_mode="border", align_corners=False)
     return read.unflatten(2, (-1, high)).transpose(1, 2)
 
@@ -103,12 +102,10 @@ def mosaic(patches_BKChw: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def relations(box_BN4: Tensor, pair_BP2: Tensor) -> Tensor:
     """Return how the second box of each pair lies to the first: (B, P, 4), see the module."""
-    centre_size = torch.cat(
-        [(box_BN4[..., :2] + box_BN4[..., 2:]) / 2, box_BN4[..., 2:] - box_BN4[..., :2]], dim=-1
-    )
-    one, other = (gather_tokens(centre_size, index) for index in pair_BP2.unbind(-1))
-    side = one[..., 2:]
-    return torch.cat([(other[..., :2] - one[..., :2]) / side, other[..., 2:] / side], dim=-1)
+    ends = (gather_tokens(box_BN4, index) for index in pair_BP2.unbind(-1))
+    (low1, high1), (low2, high2) = (box.split(2, dim=-1) for box in ends)
+    side, offset = high1 - low1, (low2 + high2) / 2 - (low1 + high1) / 2
+    return torch.cat([offset / side, (high2 - low2) / side], dim=-1)
 
 
 class PatchRelations(PlaceObjective):

@@ -32,7 +32,6 @@ from pospre.nn.masking import pooled
 from pospre.ranges import only
 
 GROUP = "pair"
-_PLACE, _SIZE = slice(0, 2), slice(2, 4)
 _PAIRS, _SIDE = 20_000, 1000
 
 Deviations = Annotated[
@@ -113,8 +112,8 @@ class RelativeViews(PlaceObjective):
         near, apart = (answers.r2(each).clamp_min(-1).mean() for each in (among, ~among))
         return {
             "r2": found.mean(),
-            "r2_place": found[_PLACE].mean(),
-            "r2_size": found[_SIZE].mean(),
+            "r2_place": found[:2].mean(),
+            "r2_size": found[2:].mean(),
             "r2_overlapping": near,
             "r2_apart": apart,
         }
