@@ -91,11 +91,11 @@ class PatchPositions(RelaxedPositions):
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
         answers = self.answers(outputs, batch)
-        accuracies = {"accuracy": answers.accuracy()}
+        accuracies = {"accuracy": answers.score()}
         if "mp3/context" in batch:
             context = slot_mask(batch["mp3/context"].flatten(0, 1), answers.places.shape[1])
-            accuracies["context_accuracy"] = answers.accuracy(context)
-            accuracies["masked_accuracy"] = answers.accuracy(~context)
+            accuracies["context_accuracy"] = answers.score(context)
+            accuracies["masked_accuracy"] = answers.score(~context)
         return accuracies
 
 

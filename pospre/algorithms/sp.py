@@ -107,9 +107,9 @@ class RelativeViews(PlaceObjective):
         answers = self.answers(outputs, batch)
         (low1, high1), (low2, high2) = (b.split(2, -1) for b in batch[box_key(GROUP)].unbind(1))
         overlap = (torch.maximum(low1, low2) < torch.minimum(high1, high2)).all(-1, keepdim=True)
-        found, among = answers.r2(), overlap.expand(-1, 2)
+        found, among = answers.score(), overlap.expand(-1, 2)
         # these may be of one pair, whose R² can be far below 0
-        near, apart = (answers.r2(each).clamp_min(-1).mean() for each in (among, ~among))
+        near, apart = (answers.score(each).clamp_min(-1).mean() for each in (among, ~among))
         return {
             "r2": found.mean(),
             "r2_place": found[:2].mean(),

@@ -17,13 +17,6 @@ REDRAWS = 32
 _TINY = 1e-12  # of numbers without variance, R² is 0 where they are met
 
 
-class Chance(NamedTuple):
-    """The score of predictions for redrawn truths: its mean, and its standard deviation."""
-
-    mean: Tensor
-    deviation: Tensor
-
-
 class Answers(NamedTuple):
     """An objective's predicted positions of K patches in each of R views.
 
@@ -48,14 +41,10 @@ class Answers(NamedTuple):
         """Return which patches are predicted correctly: bool (R, K)."""
         return self.logits.detach().argmax(-1) == self.places
 
-    def accuracy(self, among: Tensor | None = None) -> Tensor:
+    def score(self, among: Tensor | None = None) -> Tensor:
         """Return the accuracy over the counted patches, or those that are also ``among`` these."""
         counted = self.counted if among is None else self.counted & among
         return (self.right() & counted).sum() / counted.sum().clamp_min(1)
-
-    def score(self) -> Tensor:
-        """Return the accuracy."""
-        return self.accuracy()
 
     def redraw(self, number: int) -> "Answers":
         """Return the same predictions with redrawn true places, given all known places.
@@ -75,10 +64,10 @@ class Answers(NamedTuple):
         places = torch.scatter(self.places, 1, slots, self.places.gather(1, turn))
         return self._replace(places=places)
 
-    def chance(self) -> Chance:
-        """Return the accuracy of redrawn places; a view's patches are one guess."""
-        mean = torch.stack([self.redraw(number).accuracy() for number in range(REDRAWS)]).mean()
-        return Chance(mean, (mean * (1 - mean) / len(self.places)).sqrt())
+    def chance(self) -> tuple[Tensor, Tensor]:
+        """Return the score's mean and deviation for redrawn places; a view is one guess."""
+        mean = torch.stack([self.redraw(number).score() for number in range(REDRAWS)]).mean()
+        return mean, (mean * (1 - mean) / len(self.places)).sqrt()
 
 
 class ViewAnswers(Answers):
@@ -115,8 +104,8 @@ class Relations(NamedTuple):
         """The name of ``score``."""
         return "r2"
 
-    def r2(self, among: Tensor | None = None) -> Tensor:
-        """Return the explained share of the variance of each number: (C,), 0 for no pair.
+    def score(self, among: Tensor | None = None) -> Tensor:
+        """Return R², the explained share of the variance of each number: (C,), 0 for no pair.
 
         Args:
             among: bool (R, P), the pairs that count; None: all.
@@ -128,10 +117,6 @@ class Relations(NamedTuple):
         missed = (counted * (predicted - true)).square().sum((0, 1))
         return 1 - (missed + _TINY) / (centred.square().sum((0, 1)) + _TINY)
 
-    def score(self) -> Tensor:
-        """Return R² of each number: (C,)."""
-        return self.r2()
-
     def redraw(self, number: int) -> "Relations":
         """Return the same predictions with the true relations of other samples.
 
@@ -140,10 +125,10 @@ class Relations(NamedTuple):
         """
         return self._replace(true=self.true[other_rows(self.true, number)])
 
-    def chance(self) -> Chance:
-        """Return R² of redrawn relations."""
-        scores = torch.stack([self.redraw(number).r2() for number in range(REDRAWS)])
-        return Chance(scores.mean(0), scores.std(0))
+    def chance(self) -> tuple[Tensor, Tensor]:
+        """Return the score's mean and standard deviation for redrawn relations, each (C,)."""
+        scores = torch.stack([self.redraw(number).score() for number in range(REDRAWS)])
+        return scores.mean(0), scores.std(0)
 
 
 def other_rows(rows: Tensor, number: int) -> Tensor:

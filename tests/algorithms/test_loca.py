@@ -78,9 +78,9 @@ def test_what_the_index_of_a_patch_tells_is_guessing() -> None:
     counts = torch.nn.functional.one_hot(whole.clamp_min(0), 16) * (whole >= 0).unsqueeze(-1)
     of_index = (counts.sum(0) + 0.1).log()  # the places of each patch
     found = head.answers({"logits": of_index[batch["loca/query"][:, 0]]}, batch)
-    chance = found.chance()
-    assert chance.mean > 1.5 / 16
-    assert (found.accuracy() - chance.mean).abs() < 4 * chance.deviation
+    mean, deviation = found.chance()
+    assert mean > 1.5 / 16
+    assert (found.score() - mean).abs() < 4 * deviation
 
 
 def test_a_query_that_is_the_reference_has_its_cells_in_order() -> None:
@@ -115,7 +115,7 @@ def test_queries_beside_the_reference_cost_nothing() -> None:
         batch[f"{group}/box"] = torch.tensor([0.5, 0.5, 1.0, 1.0]).expand_as(batch[f"{group}/box"])
     batch = model.prepare(batch, 0.0)
     found, outputs = asked(model, batch)
-    assert not found.counted.any() and float(found.accuracy()) == 0
+    assert not found.counted.any() and float(found.score()) == 0
     assert torch.equal(head_of(model).loss(outputs, batch), -outputs["mean_entropy"])
 
 
@@ -151,6 +151,6 @@ def test_it_learns_from_pictures_that_tell_the_place_and_from_no_others() -> Non
     for told in (True, False):
         model = model_of()
         found, _ = asked(model, next(train(model, 40, told=told, lr=5e-3)))
-        chance = found.chance()
-        above = float((found.accuracy() - chance.mean) / chance.deviation)
-        assert above > 6 if told else above < 4, (told, found.accuracy(), chance)
+        mean, deviation = found.chance()
+        above = float((found.score() - mean) / deviation)
+        assert above > 6 if told else above < 4, (told, found.score(), mean, deviation)

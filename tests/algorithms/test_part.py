@@ -96,7 +96,7 @@ def learned(**options: object) -> list[float]:
     model = tiny_model(made("part", **options), views={"part": GROUPS["part"]}, positions="none")
     batch = next(train(model, 60, told=True, lr=2e-3))
     with torch.no_grad():
-        return answered(model.eval(), batch).r2().tolist()
+        return answered(model.eval(), batch).score().tolist()
 
 
 def answered(model: PretrainModel, batch: Batch) -> Relations:

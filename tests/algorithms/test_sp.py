@@ -86,9 +86,9 @@ def test_it_learns_from_pictures_that_tell_the_place() -> None:
     """Sizes take longer to learn than places. Of others: tests/model/test_trained_leaks.py."""
     model = model_of()
     found = answers(model, next(train(model, 60, told=True, lr=5e-3)))
-    chance = found.chance()
-    above = found.r2() > chance.mean + 5 * chance.deviation
-    assert above[:2].all() and (found.r2()[:2] > 0.8).all()
+    mean, deviation = found.chance()
+    above = found.score() > mean + 5 * deviation
+    assert above[:2].all() and (found.score()[:2] > 0.8).all()
 
 
 def test_class_tokens_are_compared_if_asked_for() -> None:

@@ -178,10 +178,10 @@ def excess(found: Answers | Relations) -> float:
 def fit(found: Answers | Relations) -> Tensor:
     """Return accuracy and log-likelihood of the places that count, or R² of each number."""
     if isinstance(found, Relations):
-        return found.r2().double()
+        return found.score().double()
     log_prob = found.logits.double().log_softmax(-1)
     given = log_prob.gather(2, found.places.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-    return torch.stack([found.accuracy().double(), given[found.counted].mean()])
+    return torch.stack([found.score().double(), given[found.counted].mean()])
 
 
 @pytest.mark.parametrize(("names", "scheme", "class_token", "kind"), COVERING)

@@ -231,14 +231,13 @@ class PositionShortcut(Watcher):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Measure, log and check, if due and the model has a position head."""
         step, model = state.timestamp.batch.value, pretrain_model(state)
-        heads = [name for name in model.objectives if _head(model, name) is not None]
+        named = model.objectives.named.items()
+        heads = {name: head for name, head in named if isinstance(head, PlaceObjective)}
         if not heads or step == 1 or not is_due(step, self.interval, self.every):
             return
         batch = self._batch(state, model)
         outputs = _ask(state, model, batch)
-        for name in heads:
-            head = _head(model, name)
-            assert head is not None
+        for name, head in heads.items():
             answers = head.answers(outputs[name], batch)
             all_three = torch.stack([answers.score(), *answers.chance()]).float()
             dist.all_reduce(all_three)
@@ -281,8 +280,3 @@ def _ask(state: State, model: PretrainModel, batch: Batch) -> dict[str, dict[str
             return model(batch)
     finally:
         model.train(was_training)
-
-
-def _head(model: PretrainModel, name: str) -> PlaceObjective | None:
-    objective = model.objectives[name]
-    return objective if isinstance(objective, PlaceObjective) else None
