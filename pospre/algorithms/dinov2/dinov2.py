@@ -247,9 +247,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     @property
     def masking(self) -> CropMasking:
         """How global crops are masked."""
-        return CropMasking(
-            self.mask_crop_rate, self.mask_ratio, self.official, shape=self.mask_shape
-        )
+        return CropMasking(self.mask_crop_rate, self.mask_ratio, self.official, self.mask_shape)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which patches of the student's global crops are masked."""

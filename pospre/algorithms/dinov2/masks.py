@@ -68,9 +68,8 @@ class CropMasking:
         """Return which patches of the global crops are masked: bool (B, 2, N)."""
         keys = view_keys(batch, NUM_CROPS, seed, f"dinov2/{self.shape}")
         masks = block_masks if self.shape == "blocks" else cyclic_masks
-        counts = self._stratified(batch, grid, seed) if self.stratified else None
-        if counts is None:
-            counts = self._per_sample(batch, grid, seed)
+        count = self._stratified if self.stratified else self._per_sample
+        counts = count(batch, grid, seed)
         return masks(keys.flatten(), counts.flatten(), grid).unflatten(0, keys.shape)
 
     def _per_sample(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
@@ -91,9 +90,8 @@ class CropMasking:
         ratio = low + (high - low) * (rank + share) / max(len(bounds), 1)
         limit = torch.zeros_like(rank)
         limit[: len(bounds)] = torch.tensor(bounds).to(rank.device, non_blocking=True)
-        return torch.minimum((num_patches * ratio).long(), limit[rank]).unflatten(
-            0, (-1, NUM_CROPS)
-        )
+        counts = torch.minimum((num_patches * ratio).long(), limit[rank])
+        return counts.unflatten(0, (-1, NUM_CROPS))
 
 
 def check_ratio(owner: str, ratio: tuple[float, float], grid: tuple[int, int]) -> None:
