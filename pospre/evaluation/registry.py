@@ -23,6 +23,7 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
 - ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them;
 - ``images(opened) -> int``, if the measured images are not all of the data: their number;
 - ``UNITS``, if these are not images: ``"videos"``;
+- ``MEASURED_IN``, if some of ``FIGURES`` are no shares of 1: what they are in: ``{"rmse": "m"}``;
 - ``alarms(results) -> list[str]``, if results can mean trouble: a line for each, its numbers after
   a colon, which training prints and keeps when it is new.
 """
@@ -179,6 +180,12 @@ def units_of(name: str) -> str:
     """Return what evaluation ``name`` counts: images, or what they are parts of."""
     units: str = getattr(evaluation_module(name), "UNITS", "images")
     return units
+
+
+def measured_in(name: str, figure: str) -> str | None:
+    """Return what a figure of evaluation ``name`` is in; None: it is a share of 1."""
+    known: Mapping[str, str] = getattr(evaluation_module(name), "MEASURED_IN", {})
+    return known.get(figure)
 
 
 def takes_start(name: str) -> bool:

@@ -20,6 +20,7 @@ from pospre.evaluation.registry import (
     START,
     evaluation_names,
     figures_of,
+    measured_in,
     settings_class,
     takes_start,
     units_of,
@@ -56,9 +57,10 @@ class Measured(NamedTuple):
     start_sha256: str = ""
 
     @property
-    def is_share(self) -> bool:
-        """Whether it is written in percent."""
-        return all(0 <= each <= 1 for each in (self.value, self.start))
+    def measured_in(self) -> str | None:
+        """What it is in; None: it is a share, and written in percent."""
+        evaluation, _, key = self.name.partition("/")
+        return measured_in(evaluation, key)
 
     @property
     def units(self) -> str:
@@ -67,13 +69,18 @@ class Measured(NamedTuple):
 
     def points(self, difference: float) -> str:
         """Write a difference with its sign."""
-        return f"{100 * difference:+.1f}" if self.is_share else f"{difference:+.3g}"
+        is_share = self.measured_in is None
+        return f"{100 * difference:+.1f}" if is_share else f"{difference:+.3g}"
 
     def compared(self, other: str) -> str:
         """Describe the figure and that of the ``other``, their difference, and its interval."""
-        paired, low_high = self.paired, map(self.points, self.paired.interval)
+        evaluation, _, key = self.name.partition("/")
+        is_least = figures_of(evaluation).get(key) == "min"
+        paired = turned(self.paired) if is_least else self.paired
+        low_high = map(self.points, paired.interval)
+        unit = self.measured_in
         own, beside = (
-            f"{100 * each:.1f} %" if self.is_share else f"{each:.3g}"
+            f"{100 * each:.1f} %" if unit is None else f"{each:.3g} {unit}"
             for each in (self.value, self.start)
         )
         counts = "" if paired.won is None else f"; {paired.won} won, {paired.lost} lost"
@@ -162,6 +169,11 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
         return Judgement("unknown", sentence)
     if len({one.start_sha256 for one in measured}) > 1:
         return Judgement("unknown", f"{_NOTHING}: its figures are beside different starts.")
+    newest = max(map(_step, documents.values()))
+    old = next((name for name in by_name if _step(_document(name, documents)) < newest), None)
+    if old is not None:
+        when = f"after step {_step(_document(old, documents))}, and the run is at {newest}"
+        return Judgement("unknown", f"{_NOTHING}: {old} was measured {when}.")
     keep = f"Keep the frozen start: {start}."
     return of_figures(measured, f"The {verdict.weights}'s", "the frozen start", keep)
 
@@ -173,7 +185,7 @@ def of_figures(measured: Sequence[Measured], whose: str, other: str, keep: str) 
     is compared with, and ``keep`` says what to do unless it is better.
     """
     main, *guards = measured
-    adjusted = holm([one.paired.p or 0.0 for one in guards])
+    adjusted = holm([1.0 if one.paired.p is None else one.paired.p for one in guards])
     pairs = zip(guards, adjusted, strict=True)
     harmed = [one for one, p in pairs if p < _SIGNIFICANT and one.paired.difference < 0]
     is_sure, gain = main.paired.is_sure, main.paired.difference
@@ -183,9 +195,12 @@ def of_figures(measured: Sequence[Measured], whose: str, other: str, keep: str) 
     if is_sure:
         return Judgement("better", f"Adapted is better. {whose} {main.compared(other)}.")
     few = f"Too few {main.units}: no" if is_few(main.paired.images) else "No"
-    shown = main.points(main.paired.shown).lstrip("+")
-    sentence = f"{few} difference shown. {whose} {main.compared(other)}; this many {main.units}"
-    return Judgement("none", f"{sentence} show {shown} or more. {keep}")
+    limit = f"no {main.units} differ"
+    if main.paired.se or main.paired.won is not None:  # else the spread of values is not known
+        shown = main.points(main.paired.shown).lstrip("+")
+        limit = f"this many {main.units} show {shown} or more"
+    sentence = f"{few} difference shown. {whose} {main.compared(other)}; {limit}. {keep}"
+    return Judgement("none", sentence)
 
 
 def is_worse(verdict: Verdict, look: Mapping[str, Any]) -> bool:
@@ -198,7 +213,7 @@ def is_worse(verdict: Verdict, look: Mapping[str, Any]) -> bool:
 def _measured(name: str, verdict: Verdict, documents: Documents, half: Half) -> Measured | None:
     """Return a declared figure on a half of the images; None if it was not measured on it."""
     evaluation, _, key = name.partition("/")
-    document = documents.get(evaluation, {})
+    document = _document(name, documents)
     is_judged = document.get("settings", {}).get("half") == half
     is_same = document.get("weights") == verdict.weights
     if evaluation not in evaluation_names() or not (is_judged and is_same):
@@ -214,6 +229,17 @@ def _measured(name: str, verdict: Verdict, documents: Documents, half: Half) -> 
     if figures_of(evaluation).get(key) == "min":
         paired = turned(paired)
     return Measured(name, value, start, paired, str(document.get("start_sha256")))
+
+
+def _document(name: str, documents: Documents) -> Mapping[str, Any]:
+    """Return the results of a figure's evaluation, or nothing."""
+    return documents.get(name.partition("/")[0], {})
+
+
+def _step(document: Mapping[str, Any]) -> int:
+    """Return the step that was measured; -1: none is noted."""
+    step = document.get("step")
+    return step if type(step) is int else -1
 
 
 def turned(paired: Paired) -> Paired:

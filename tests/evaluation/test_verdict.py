@@ -56,6 +56,26 @@ def test_no_difference() -> None:
     assert few.outcome == "none" and few.sentence.startswith("Too few images: no difference shown.")
 
 
+@pytest.mark.parametrize(
+    ("gain", "outcome", "words"),
+    [
+        (0.1, "better", "is better. The student's depth/rmse 0.4 m against 0.5 m for the frozen"),
+        (-0.1, "worse", "0.6 m against 0.5 m"),
+        (0.0, "none", "0.5 m against 0.5 m"),
+    ],
+)
+def test_figures_in_metres_are_no_percent(gain: float, outcome: str, words: str) -> None:
+    """Also below 1 metre; the smaller, the better."""
+    start = torch.linspace(0.4, 0.6, 100).double()
+    results = compared("rmse", {"": start - gain, START: start})
+    judged = {"weights": "student", "settings": {"half": "judge"}, "results": results}
+    found = judge(Verdict(figure="depth/rmse"), "dino.pth", {"depth": judged})
+    assert found.outcome == outcome and words in found.sentence
+    difference = f"{-gain:+.1g}" if gain else "+0"  # of the figures, as they are
+    assert f"({difference}, 95 % {difference} to {difference})" in found.sentence
+    assert ("no images differ. Keep" in found.sentence) == (not gain)
+
+
 @pytest.mark.parametrize("guarded", [False, True])
 def test_worse(guarded: bool) -> None:
     if guarded:
@@ -82,6 +102,11 @@ def test_what_was_not_measured_has_no_verdict() -> None:
         document(9, 1, results={"top1": 0.5, "start_top1": 1, "top1_over_start": {"se": "x"}}),
     ):
         assert verdict(knn) == ("unknown", f"{nothing}: knn/top1 was not measured beside it.")
+    later = {"results": {}, "step": 8}
+    old = verdict(document(61, 36, step=4), drift=later)  # the measurement after step 8 has failed
+    said = f"{nothing}: knn/top1 was measured after step 4, and the run is at 8."
+    assert old == ("unknown", said)
+    assert verdict(document(61, 36, step=8), drift={**later, "step": 4}).outcome == "better"
     other = verdict(document(61, 36), logistic=document(20, 30, start_sha256="b"))
     assert other.outcome == "unknown" and "beside different starts" in other.sentence
 

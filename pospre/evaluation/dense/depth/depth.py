@@ -54,6 +54,7 @@ from pospre.nn.sizes import pair
 from pospre.nn.vit import Encoder
 
 FIGURES = {"rmse": "min", "delta1": "max"}
+MEASURED_IN = {"rmse": "m"}
 OWN_DATA = True
 _PLAUSIBLE = (0.3, 1000.0)  # metres; else values are taken for another unit
 _WARM = 100  # steps without the loss's variance
