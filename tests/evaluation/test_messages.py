@@ -71,6 +71,8 @@ ROWS: list[tuple[str, str, Any, Any, Any]] = [
     ("=64, but encoder.positions = relative s", "attention", MAE, BIASES, {"image_size": 64}),
     ("the first attention is layer 1", "relative_attention", MAE, {}, {"layers": "0,1"}),
     ("is not divisible by the patch size 8", "relative_attention", MAE, {}, {"image_size": 60}),
+    ("compares the patches of an image, and this encoder sees only one", "drift", MAE,
+     {"image_size": 8}, {}),
     ("no class token", "duplicates", MAE, {"class_token": False}, {"features": "cls"}),
     ("it needs 2 images or more", "duplicates", MAE, {}, {"num_samples": 1}),
     (f"encoder.positions is none{TABLES}", "field", MAE, {"positions": "none"}, {}),

@@ -71,6 +71,9 @@ def test_similarities() -> None:
     far = [torch.randn(300, 384, generator=draw) for _ in range(2)]
     assert abs(unbiased_cka(*far)) < 0.02 and unbiased_cka(far[0], far[0]) == pytest.approx(1)
     assert float(cosine(far[0], far[0]).min()) == 1  # exactly
+    for dead in (far[0][:1].expand(300, -1), torch.zeros(300, 384)):  # images that are all alike
+        assert abs(unbiased_cka(dead, far[1])) < 1e-6 and abs(unbiased_cka(dead, dead)) <= 1
+    assert float(cosine(torch.zeros(384), far[1]).abs().max()) < 1e-6
     few = torch.randn(50, 96, generator=draw)  # fewer rows than dimensions
     turn = torch.linalg.qr(torch.randn(96, 96, generator=draw)).Q
     for wanted in (few, few @ turn):

@@ -200,7 +200,8 @@ def _check_alike(start: PatchEncoder, own: PatchEncoder) -> None:
 
 def check(plan: Plan[Drift]) -> int:
     """Return the number of images; raise a ``UserError`` for too few, or layers that are not."""
-    planned_encoder(plan.recipe, plan.settings.layers)
+    if planned_encoder(plan.recipe, plan.settings.layers).num_patches < 2:
+        raise UserError("it compares the patches of an image, and this encoder sees only one.")
     if 0 in (plan.settings.layers or ()):
         raise UserError("layer 0 is the embedding; the first block is layer 1.")
     return check_images(plan, _LEAST)

@@ -1,5 +1,7 @@
 """Similarities of two sets of features: unbiased CKA, Procrustes, neighbours, sums to fit from."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,22 +13,24 @@ _SHRINKAGE = 1e-3  # of the mean variance: directions without data have no rotat
 
 
 def cosine(own: Tensor, other: Tensor) -> Tensor:
-    """Return the cosines of vectors in the last axis: exactly 1 where they are equal."""
-    return 1 - half_squared_distance(own, other)
+    """Return the cosines of vectors in the last axis: exactly 1 if they are equal, 0 of a zero."""
+    first, second = ((each != 0).any(-1).to(own.dtype) for each in (own, other))
+    return (first + second) / 2 - half_squared_distance(own, other)
 
 
 def unbiased_cka(own_MD: Tensor, other_MD: Tensor) -> float:
     """Return the linear CKA of features of the same images, by HSIC₁ (Song et al. 2012).
 
-    About 0 for independent features whatever their width, and 1 for equal ones.
+    About 0 for independent features whatever their width, 1 for equal ones, and 0 if those of one
+    are all the same.
     """
     grams = []
     for features in (own_MD, other_MD):
-        gram = features.double() @ features.double().T
-        grams.append(gram.fill_diagonal_(0))
+        centred = features.double() - features.double().mean(0)
+        grams.append((centred @ centred.T).fill_diagonal_(0))
     own, other = grams
-    scale = (hsic(own, own) * hsic(other, other)).clamp_min(1e-300).sqrt()
-    return float(hsic(own, other) / scale)
+    scale = math.prod(max(float(hsic(each, each)), 0.0) for each in grams) ** 0.5
+    return min(1.0, max(-1.0, float(hsic(own, other)) / scale)) if scale else 0.0
 
 
 def hsic(own_MM: Tensor, other_MM: Tensor) -> Tensor:
