@@ -26,6 +26,7 @@ from pospre.nn.swin.encoder import SWIN
 from pospre.training.data import storage
 
 _LIBRARIES = ("torch", "timm", "numpy", "pillow")
+_SHAPELESS = ("num_heads", "eps", "activation")  # what no tensor shows, nor their hash
 
 
 class Ranks(NamedTuple):
@@ -111,7 +112,8 @@ class Features:
                 "mean": "mean of the patch tokens",
                 "patches": "patch tokens, row by row; no class token, no registers",
             },
-            "positions": encoder.positions.name,
+            "positions": encoder.positions.as_given(),
+            **{key: getattr(self.model.vit.size, key) for key in _SHAPELESS if self.is_vit},
             "patch": [*encoder.patch_size],
             "resize": {"rule": images.rule, "interpolation": images.interpolation or None},
             **{key: getattr(self.model.augment, key).flatten().tolist() for key in ("mean", "std")},

@@ -295,6 +295,20 @@ def test_mistakes_write_nothing(
     assert not [*tmp_path.iterdir()]
 
 
+def test_weights_of_other_heads_or_rates_do_not_go_on(made: Made, tmp_path: Path) -> None:
+    """They have the same tensors, and thus the same hash."""
+    encoder = pospre.build_encoder("vit_tiny16", image_size=64, depth=1, positions="none")
+    file, out = tmp_path / "weights.pth", tmp_path / "out"
+    torch.save({encoder.timm_name_of(k): v for k, v in encoder.state_dict().items()}, file)
+    embedded(made._replace(run=f"{file},positions=none"), out)
+    for said, words in (
+        (",positions=none,heads=6", "num_heads 3, but now it is 6"),
+        (",positions=rotary", 'positions "none", but now it is "rotary"'),
+    ):
+        other = made._replace(run=f"{file}{said}")
+        refuses(f"holds rows with {words}", partial(embedded, other, out))
+
+
 def test_a_full_disk_and_other_folders_are_refused(
     made: Made, tmp_path: Path, monkeypatch: Any
 ) -> None:
