@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pospre.command_line import LocalPath, Parser, command_parser
 from pospre.errors import UserError, run_command
@@ -13,6 +14,9 @@ from pospre.model_arguments import (
     parse_settings,
     shown_options,
 )
+
+if TYPE_CHECKING:
+    from pospre.recipe.monitoring import Verdict
 
 _EPILOG = """\
 examples:
@@ -51,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         "Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
         "For a run, the JSON goes to evaluation/NAME.json in its folder, and the report page is\n"
         "written again. For a checkpoint of an earlier step the name is NAME_step40.json,\n"
-        "with --weights teacher NAME_teacher.json."
+        "with --weights teacher NAME_teacher.json. What a run's verdict follows from stays: other\n"
+        "results of its evaluations go to NAME_apart.json."
     )
     parser = command_parser("pospre.evaluate", description, kind=_Parser)
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
@@ -103,6 +108,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         newest = checkpoints_in(str(run / "checkpoints"))[:1]
         if any(each.batch != subject.step for each in newest):  # the newest one's is NAME.json
             ending += f"_step{subject.step}"
+        elif not ending and _keeps(arguments, subject.recipe.verdict, settings.get("half")):
+            ending = "_apart"
         output = run / "evaluation" / f"{arguments.name}{ending}.json"
     document = run_evaluation(
         arguments.name,
@@ -123,6 +130,17 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if run is not None and output.absolute().is_relative_to(run.absolute()):
         _refresh_report(run)
     return 0
+
+
+def _keeps(arguments: argparse.Namespace, verdict: "Verdict | None", half: str | None) -> bool:
+    """Return whether NAME.json has what a run's verdict follows from, and these are others."""
+    from pospre.evaluation.verdict import figures_to_judge
+
+    if verdict is None:
+        return False
+    declared = {figure.partition("/")[0] for figure in figures_to_judge(verdict)}
+    same = half == "judge" and arguments.weights == verdict.weights and arguments.start
+    return arguments.name in declared and not same
 
 
 def _refresh_report(run: Path) -> None:

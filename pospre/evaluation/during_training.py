@@ -94,9 +94,9 @@ class OnlineEvaluations(Callback):
             self._keep(state)
 
     def _go_back_to(self, step: int) -> None:
-        """Remove results of steps that will be trained again."""
+        """Remove results of steps that will be trained again; of a new run, all that there are."""
         for file in (self.metrics, *{each.history for each in self.entries}):
-            drop_after(file, step)
+            drop_after(file, step or -1)  # an earlier try may have had another start
         if self.best is None:
             return
         if step == 0:

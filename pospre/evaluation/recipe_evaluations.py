@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -19,7 +20,7 @@ from pospre.evaluation.registry import (
     takes_start,
 )
 from pospre.evaluation.results_table import results_table
-from pospre.evaluation.run import Checked, check_evaluation, run_evaluation
+from pospre.evaluation.run import Checked, check_evaluation, encoder_hash, run_evaluation
 from pospre.evaluation.verdict import figures_to_judge, power_line
 from pospre.recipe.monitoring import Verdict
 from pospre.recipe.provenance import concealed
@@ -28,6 +29,7 @@ from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.run.folder import starts_over
 from pospre.training.build import build_model, model_of, without_pairs
+from pospre.training.callbacks.metrics import read_lines
 from pospre.training.data import open_data
 from pospre.training.reference import with_encoders
 from pospre.training.resolve import resolve
@@ -142,7 +144,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     """
     newest = [each.batch for each in checkpoints_of(recipe)[:1]]
     planned = [entry for entry in planned_evaluations(recipe) if not entry.at_start]
-    due = [entry for entry in planned if again or [_existing(entry).get("step")] != newest]
+    due = [entry for entry in planned if again or _done_at(entry) not in newest]
     checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
     if checkpoint is None:
         return []
@@ -176,22 +178,42 @@ def measure_checkpoint(
         address=checkpoint.uri,
         weights=entry.weights,
         device=recipe.trainer.device,
-        start=_start(entry.name, recipe, checkpoint),
+        start=_start(entry, recipe, checkpoint),
         **options,
     )
 
 
-def _start(name: str, recipe: Recipe, checkpoint: Checkpoint) -> Start | None:
-    """Return the weights that training started from, if evaluation ``name`` measures them too."""
-    if recipe.encoder.weights is None or not takes_start(name):
+def _start(entry: Planned, recipe: Recipe, checkpoint: Checkpoint) -> Start | None:
+    """Return the weights that training started from, if the evaluation measures them too."""
+    if recipe.encoder.weights is None or not takes_start(entry.name):
         return None
     try:
         start = open_start(recipe)
+        _check_same(start, entry.history)
         state = without_pairs(checkpoint.content["state"]["model"], recipe, checkpoint.uri)
         return start._replace(moved=moved(state, start.model))
     except UserError as error:
-        print(f"{name}: without the frozen start beside it: {error}", file=sys.stderr)
+        print(f"{entry.name}: without the frozen start beside it: {error}", file=sys.stderr)
         return None
+
+
+def _check_same(start: Start, history: Path) -> None:
+    """Raise a ``UserError`` unless this is the start that the run's earlier looks are beside."""
+    noted = (line.get("start_sha256") for line in read_lines(history))
+    before = next((each for each in noted if each is not None), None)
+    now = encoder_hash(start.model)
+    if before not in (None, now):
+        raise UserError(
+            f"encoder.weights = {start.address} has changed since the run began: the hash of its "
+            f"encoder is {now}, and was {before}. Put the earlier weights back"
+        )
+
+
+def _done_at(entry: Planned) -> int | None:
+    """Return the step of the existing results; None: there are none of this half of the images."""
+    document = _existing(entry)
+    half = document.get("settings", {}).get("half")
+    return document.get("step") if half == entry.settings.get("half") else None
 
 
 def _existing(entry: Planned) -> dict[str, Any]:

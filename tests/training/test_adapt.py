@@ -107,6 +107,16 @@ def test_a_run_is_judged_against_its_start(
         card = out.with_name(f"{weights}.pth.md").read_text()
         assert (sentence in card) == is_there and "## Verdict" in card
 
+    # figures of other images do not take the place of those that it follows from
+    assert evaluate.main(["knn", "--model", str(folder), "--data", str(images), "k=3"]) == 0
+    assert document(folder, "knn") == judged
+    assert document(folder, "knn_apart")["results"]["query_samples"] == 24
+    # as if the run had been killed after its last look, while it was judged
+    (folder / "evaluation" / "knn.json").write_text(json.dumps(lines(folder, "knn")[-1]))
+    code, said = run(tiny, *asked, *teacher, stages, "trainer.max_duration=2ep")
+    assert code == 0 and "already finished" in said and sentence in said
+    assert document(folder, "knn")["results"] == judged["results"]
+
 
 def test_a_run_that_trains_only_heads_exports_the_bytes_of_its_start(
     tiny: Path, run: Run, tmp_path: Path, start: Path
@@ -129,9 +139,14 @@ def test_without_a_declared_figure_only_drift_is_told(
     code, said = run(tiny, *asked, "verdict={}", "trainer.max_duration=3ba")
     assert code == 0, said
     assert "Nothing here can say whether it helped; features kept: patch" in said
-    start.unlink()  # a resumed run does not need it, and says what is missing
+    # a resumed run does not need the start, and says what is missing
+    without = "drift: without the frozen start beside it: encoder.weights = "
+    exported(start, positions="learned", shift=0.2)
     code, said = run(tiny, *asked, "verdict={}", "trainer.max_duration=4ba")
-    assert code == 2 and "drift: without the frozen start beside it: " in said
+    assert code == 2 and f"{without}{start} has changed since the run began: the hash" in said
+    start.unlink()
+    code, said = run(tiny, *asked, "verdict={}", "trainer.max_duration=5ba")
+    assert code == 2 and without in said and "does not exist" in said
 
 
 def test_a_run_ends_when_looks_are_worse_and_goes_on_if_asked(
