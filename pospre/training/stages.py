@@ -6,11 +6,16 @@ from pospre.data.loader import ViewLoader
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
+from pospre.nn.encoder_interface import PatchEncoder
+from pospre.recipe.inputs import Encoder
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Stage
 from pospre.schedules import duration_steps
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
+
+_NEW = {"fit": "positions.", "fade": "positions.new."}
+"""Where the tensors of an encoder are that no weights give, by ``encoder.keep``."""
 
 
 def build_rates(
@@ -55,4 +60,13 @@ def build_stages(model: PretrainModel, recipe: Recipe, steps_per_epoch: int) -> 
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
         batch_size=batch_size,
+        fresh=_expected_fresh(model.encoder, recipe.encoder),
     )
+
+
+def _expected_fresh(encoder: PatchEncoder, options: Encoder) -> list[str]:
+    """Return timm's names of the tensors that weights will not give, as far as a recipe tells."""
+    starts = [_NEW[options.keep]] if options.keep else []
+    starts += ["reg_token", "register_gate"] if options.gated_registers else []
+    names = [name for name, _ in encoder.named_parameters() if name.startswith(tuple(starts))]
+    return list(map(encoder.timm_name_of, names))

@@ -16,6 +16,7 @@ from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import Components, build_components
 from pospre.training.start import start_from
 from pospre.training.start_encoder import with_encoder
+from tests.refusals import refuses
 from tests.training.tiny_runs import Run
 
 
@@ -69,6 +70,33 @@ def test_biases_are_fitted_to_the_positions_of_the_weights(
     start_from(again)  # drawn from the seed
     for one, other in zip(encoder.parameters(), again.model.vit.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("given", "trained"),
+    [
+        ({"positions": "torus"}, {"positions.slope"}),
+        ({"positions": "torus", "keep": "fade"}, set()),  # nothing of it is learned
+        ({"positions": "learned_sincos", "keep": "fade"}, {"positions.new.pos_embed"}),
+        ({"num_registers": 2}, {"reg_token", "register_gate"}),
+        ({}, set()),
+    ],
+)
+def test_what_weights_do_not_give_trains_with_the_heads(
+    tiny: Path, tmp_path: Path, given: dict[str, Any], trained: set[str]
+) -> None:
+    """Also where the method has none."""
+    path = written(tmp_path / "w.pth", positions="learned")
+    heads = "stages=[{until: .5, train: heads}, {train: all}]"
+    asked = ("reference={weights: start}", "algorithms={distill: {}}", heads)
+
+    def stages() -> Any:
+        return parts_of(tiny, *asked, weights=path, **given).stages
+
+    if trained:
+        assert stages().trained[0] == {f"encoder.{name}" for name in trained}
+    else:
+        refuses("stages.0.train = heads trains nothing: distill has no head", stages)
 
 
 def test_a_fitted_run_resumes_without_the_weights_and_is_exported(
