@@ -65,7 +65,7 @@ def make_card(
     name = Path(checkpoint).name
     if recipe.algorithms:
         name = recipe.run_name
-        text = yaml.safe_dump(recipe.dump(), sort_keys=False).rstrip()
+        text = yaml.safe_dump(recipe.as_trained.dump(), sort_keys=False).rstrip()
         sections["Recipe"] = _code([text], "yaml")
     text = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items())
     front = yaml.safe_dump(header, sort_keys=False)
@@ -129,6 +129,8 @@ def _summary(algorithm: str) -> str:
 def measurements_of(parts: Parts, checkpoint: str, weights: str, step: int | None) -> Measurements:
     """Return what the run's folder has; raise a ``UserError`` if a file is damaged."""
     folder = run_folder_of(checkpoint) or parts.recipe.run_path()
+    if not parts.recipe.algorithms:  # a file's weights are of no run
+        return Measurements({}, {})
     damaged: list[str] = []
     documents = read_documents(folder, damaged) if (folder / "recipe.yaml").is_file() else {}
     if damaged:

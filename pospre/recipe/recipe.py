@@ -57,6 +57,7 @@ class Recipe(Section):
     """Whether training improved on the weights it started from; null: not asked."""
     _taken: dict[str, Taken] = PrivateAttr(default_factory=dict)
     _trained_on: TrainedOn = PrivateAttr(TrainedOn())
+    _as_trained: "Recipe | None" = PrivateAttr(None)
 
     @property
     def trained_on(self) -> TrainedOn:
@@ -70,6 +71,17 @@ class Recipe(Section):
         """Return a copy that knows its training data."""
         copy = self.model_copy()
         copy._trained_on = data
+        return copy
+
+    @property
+    def as_trained(self) -> "Recipe":
+        """The recipe of the training, which may have had LoRA's pairs or fading positions."""
+        return self._as_trained or self
+
+    def without_pairs(self) -> "Recipe":
+        """Return a copy for weights that LoRA's pairs are merged into."""
+        copy = self.model_copy(update={"lora": None})
+        copy._as_trained = self
         return copy
 
     def with_encoder(self, encoder: Encoder) -> "Recipe":

@@ -235,7 +235,7 @@ def model_of(
     recipe = resolve(recorded_recipe(record.recipe, source=f"recipe in {uri}"))
     recipe = recipe.with_training_data(TrainedOn(record.classes, record.data))
     found = without_pairs(content["state"]["model"], recipe, uri)
-    recipe = recipe.model_copy(update={"lora": None})
+    recipe = recipe.without_pairs()
     if recipe.encoder.fades_from is not None and (left := settled(found)) is not None:
         found, alone = left, {"fades_from": None, "keep": None}
         recipe = recipe.with_encoder(recipe.encoder.model_copy(update=alone))

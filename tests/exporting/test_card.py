@@ -50,6 +50,19 @@ def card(checkpoint: Path, **options: Any) -> str:
     return out.with_name("encoder.pth.md").read_text(encoding="utf-8")
 
 
+def test_a_file_has_no_figures_of_a_run_that_is_called_as_models_are(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    card(checkpoint)
+    shutil.copytree(checkpoint.parents[1], tmp_path / "runs" / "model")
+    (tmp_path / "runs" / "model" / "evaluation").mkdir()
+    write_json(tmp_path / "runs/model/evaluation/knn.json", {"weights": "student", "results": {}})
+    out = tmp_path / "again.pth"
+    export("encoder.pth", out, format="timm")
+    assert "`knn`" not in out.with_name("again.pth.md").read_text()
+
+
 def test_it_says_what_the_weights_are(checkpoint: Path) -> None:
     text = card(checkpoint, license="cc-by-4.0")
     header = yaml.safe_load(text.split("---\n")[1])

@@ -315,6 +315,9 @@ def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
         assert export([str(folder), str(out), "--format", "safetensors", *more]) == 0
         written.append(flat(load_file(out)))
     assert written[0] == written[1] and not any(PAIRS in name for name in written[0])
+    card = (tmp_path / "encoder.safetensors.md").read_text()
+    told = yaml.safe_load(card.rpartition("```yaml\n")[2].rpartition("```")[0])
+    assert told["lora"]["layers"] == ["q", "fc1"]  # how it was trained, not what is left
 
     before = snapshot(folder)
     code, said = run(staged, *options, "lora.rank=3")
