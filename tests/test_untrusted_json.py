@@ -8,6 +8,8 @@ from pospre.data.stores.description import SIDECAR_NAME, read_sidecar
 from pospre.data.stores.mds_index import INDEX_NAME, read_index
 from pospre.errors import UserError
 from pospre.evaluation.dense.detection.box_data import open_boxes
+from pospre.evaluation.figures import read_document
+from pospre.evaluation.run import write_json
 from pospre.untrusted_json import parse_json, parse_object, parse_steps
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -30,6 +32,13 @@ DEEP = "[" * 100_000 + "]" * 100_000
 def test_what_is_none_is_one_kind_of_error(text: str | bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_json(text)
+
+
+def test_what_evaluations_write_is_read_whatever_they_measure(tmp_path: Path) -> None:
+    rows = [{"cka": float("nan")}, {"cka": 0.5}, (float("-inf"), 1)]
+    write_json(tmp_path / "drift.json", {"results": {"rank": float("inf"), "rows": rows}})
+    found = {"rank": None, "rows": [{"cka": None}, {"cka": 0.5}, [None, 1]]}
+    assert read_document(tmp_path / "drift.json")["results"] == found
 
 
 def test_what_is_json_is_read() -> None:

@@ -1,5 +1,6 @@
 """Figures of evaluations from ``evaluation/<name>.json`` in a run folder."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,15 @@ def read_documents(run_folder: Path, left_out: list[str]) -> dict[str, dict[str,
         except UserError as error:
             left_out.append(str(error))
     return documents
+
+
+def finite(value: Any) -> Any:
+    """Return plain values with None for every number that is not finite, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_document(path: Path, run_folder: Path | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pospre.errors import UserError
+from pospre.evaluation.figures import finite
 from pospre.evaluation.registry import evaluation_names, settings_class
 from pospre.evaluation.verdict import figures_to_judge, split_figure
 from pospre.recipe.monitoring import Verdict
@@ -58,7 +59,7 @@ class Planned(NamedTuple):
         key = document["name"], document["step"]
         lines = read_lines(self.history)
         kept = [line for line in lines if (line.get("name"), line["step"]) != key]
-        write_lines(self.history, [*kept, document])
+        write_lines(self.history, [*kept, finite(document)])
 
     @property
     def prefix(self) -> str:

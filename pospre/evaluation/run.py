@@ -16,6 +16,7 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Settings
 from pospre.evaluation.features import check_views
+from pospre.evaluation.figures import finite
 from pospre.evaluation.models import Start, open_model, subject_of
 from pospre.evaluation.registry import (
     Context,
@@ -243,8 +244,8 @@ def find_device(name: str) -> torch.device:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` as JSON, atomically."""
-    write_output(path, json.dumps(document, indent=2) + "\n")
+    """Write ``document`` as JSON, atomically; numbers that are not finite are null."""
+    write_output(path, json.dumps(finite(document), indent=2) + "\n")
 
 
 def measure(

@@ -55,7 +55,7 @@ def drift_tables(run: Run) -> list[Drift]:
     if not looks:
         return []
     shown = looks if len(looks) <= _MOST_COLUMNS else [looks[0], *looks[1 - _MOST_COLUMNS :]]
-    over = {f"step {step:g}": results for step, results in shown}
+    over = {f"step {step}": results for step, results in shown}
     rows = looks[-1][1].get("rows")
     blocks: dict[str, dict[str, Any]] = {}
     for row in islice(rows if isinstance(rows, list) else [], 200):
