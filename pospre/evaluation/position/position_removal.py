@@ -53,7 +53,6 @@ from pospre.evaluation.position.removals import (
     measure,
     of_blank,
     of_images,
-    shown_by_blank,
     tokens_of,
 )
 from pospre.evaluation.position.settings import LEAST_IMAGES, Blank, PositionRemoval
@@ -61,6 +60,7 @@ from pospre.evaluation.position.subspaces import (
     blank_image,
     check_blank,
     principal_directions,
+    shown_by_blank,
     variance_in,
 )
 from pospre.evaluation.registry import (

@@ -14,8 +14,6 @@ from pospre.evaluation.position.subspaces import (
     angles_between,
     blank_directions,
     blank_tokens,
-    check_blank,
-    check_shown,
     covariance_plane,
     fewest,
     principal_directions,
@@ -71,18 +69,6 @@ class Removal(NamedTuple):
     def whole(self, tokens: Tokens) -> Tensor:
         """Return the tokens (M, D) to fit probes to, before anything is removed."""
         return self.by(self.basis_DK[:, :0])(tokens.learn.tokens[0].flatten(0, 1))
-
-
-def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Tensor, Tensor]:
-    """Return the directions of the blank image that may be removed, and all its singular values.
-
-    They are fewer than it has, and at most D/2. A ``UserError`` if it shows too little.
-    """
-    check_blank(model.encoder, settings.planes)
-    directions_DR, values_R = blank_directions(blank_tokens(model, settings.blank))
-    most = min(len(values_R) - 1, len(directions_DR) // 2)
-    check_shown(model.encoder, values_R, settings.planes, most)
-    return directions_DR[:, :most], values_R
 
 
 def of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:

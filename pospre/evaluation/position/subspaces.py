@@ -11,7 +11,7 @@ from pospre import draws
 from pospre.errors import UserError
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.position.probes import coordinates_of, fit_whitening, ridge
-from pospre.evaluation.position.settings import Blank
+from pospre.evaluation.position.settings import Blank, PositionRemoval
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.scheme import Scheme
@@ -112,8 +112,17 @@ def check_blank(encoder: PatchEncoder, planes: int | None) -> None:
         _check_count(planes, min(encoder.num_patches - 2, encoder.embed_dim // 2))
 
 
-def check_shown(encoder: PatchEncoder, values_R: Tensor, planes: int | None, most: int) -> None:
-    """Raise a ``UserError`` if the tokens of a blank image are equal, or span too little."""
+def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Tensor, Tensor]:
+    """Return the directions of a blank image that may be removed, and all its singular values.
+
+    They are fewer than it has, and at most D/2.
+
+    Raises:
+        UserError: its tokens are equal, or span too little.
+    """
+    encoder, planes = model.encoder, settings.planes
+    check_blank(encoder, planes)
+    directions_DR, values_R = blank_directions(blank_tokens(model, settings.blank))
     count, name = encoder.num_patches, encoder.positions.name
     largest = float(values_R[0]) if len(values_R) else 0.0
     if largest < _SHOWN * count**0.5:
@@ -122,8 +131,10 @@ def check_shown(encoder: PatchEncoder, values_R: Tensor, planes: int | None, mos
             f"{count} tokens is {largest:.1g}, below {_SHOWN:g}·√{count} (encoder.positions = "
             f"{name}). {_NO_POSITIONS}"
         )
+    most = min(len(values_R) - 1, len(directions_DR) // 2)
     if planes is not None or most < 1:
         _check_count(planes or 1, most)
+    return directions_DR[:, :most], values_R
 
 
 def _check_count(planes: int, most: int) -> None:
