@@ -10,7 +10,7 @@ from pospre.errors import UserError
 from pospre.model.progress import Progress
 
 _LAST, _STEPS = 3.0, 16
-"""The knots lie in [0, 3], in so many steps."""
+"""The knots lie in (0, 3], in so many steps; at 0 all characteristic functions are 1."""
 _LEAST = 3  # of two samples, equal ones cost 0.8 and Gaussian ones 1.05
 _SHARES = 2**40  # steps of a training whose number of steps is not known
 
@@ -32,8 +32,7 @@ class SIGReg(nn.Module):
         super().__init__()
         self.slices_DS = nn.Buffer(torch.zeros(dim, num_slices), persistent=False)
         step = _LAST / _STEPS
-        knots = step * torch.arange(1, _STEPS + 1)  # at t = 0 all functions are 1
-        self.knots_K = nn.Buffer(knots, persistent=False)
+        self.knots_K = nn.Buffer(step * torch.arange(1, _STEPS + 1), persistent=False)
         weights = torch.tensor([2 * step] * (_STEPS - 1) + [step])  # both signs of t
         self.trapezoid_K = nn.Buffer(weights, persistent=False)
 

@@ -18,6 +18,11 @@ class RankBatchNorm(nn.BatchNorm1d):
     ``after_step`` sets the mean of what they end with.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float  # none of these is None here
+
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
         self.before_2D = nn.Buffer(torch.zeros(2, num_features), persistent=False)
@@ -28,7 +33,6 @@ class RankBatchNorm(nn.BatchNorm1d):
     def begin(self) -> None:
         """Start a microbatch; ``forward`` may run several times in it."""
         begun, tracked = self.rows > 0, self.num_batches_tracked
-        assert tracked is not None
         self.before_2D.copy_(torch.where(begun, self.before_2D, self._running()))
         self.before_tracked.copy_(torch.where(begun, self.before_tracked, tracked))
         self._set(self.before_2D)
@@ -45,11 +49,9 @@ class RankBatchNorm(nn.BatchNorm1d):
         self.rows.zero_()
 
     def _running(self) -> Tensor:
-        assert self.running_mean is not None and self.running_var is not None
         return torch.stack([self.running_mean, self.running_var])
 
     def _set(self, running_2D: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None
         self.running_mean.copy_(running_2D[0])
         self.running_var.copy_(running_2D[1])
 
@@ -62,17 +64,11 @@ class RankBatchNorm(nn.BatchNorm1d):
             mean = sum_over_ranks(rows.sum(0)) / count
             centred = rows - mean
             variance = sum_over_ranks(centred.square().sum(0)) / count
-            self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean.detach(), self.momentum)
+            self.running_var.lerp_(variance.detach() * (count / (count - 1)), self.momentum)
             normalised = centred * (variance + self.eps).rsqrt() * self.weight + self.bias
         return normalised.to(input.dtype)
-
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.num_batches_tracked is not None and self.momentum is not None
-        self.num_batches_tracked += 1
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance, self.momentum)
 
 
 class Projector(nn.Sequential):
