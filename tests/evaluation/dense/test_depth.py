@@ -1,5 +1,6 @@
 """Depth: golden numbers of head, loss and metrics; data set layouts; one run on scenes."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,6 +231,23 @@ def write_pairs(
     return root
 
 
+def sparse(path: Path) -> None:
+    """Leave a few depths of an image, in a corner."""
+    depths = np.array(Image.open(path))
+    depths[:5], depths[7:], depths[:, 8:] = 0, 0, 0
+    Image.fromarray(depths).save(path)
+
+
+@pytest.mark.parametrize("protocol", ["dinov3", "pixio"])
+def test_crops_beside_sparse_depths_teach_nothing(tmp_path: Path, protocol: str) -> None:
+    data = write_pairs(tmp_path / "data", "png")
+    for path in (data / "train" / "depth").iterdir():
+        sparse(path)
+    few = {"crop": "32,32", "iterations": 6, "batch_size": 1, "max_depth": 4.0, "baseline": False}
+    found = results_of("depth", tiny_recipe(tmp_path, "mae"), data, protocol=protocol, **few)
+    assert math.isfinite(found["loss"]) and found["rmse"] > 0
+
+
 @pytest.mark.parametrize("kind", ["png", "npy", "nyu"])
 def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
     data = open_depths(str(write_pairs(tmp_path, kind)), "val", 1000.0)
@@ -260,6 +278,8 @@ def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
         (lambda root: None, {"max_depth": 0.5}, "has no depth between 0 and max_depth=0.5 m"),
         (lambda root: None, {"scale": 256_000}, r"largest depth is 0\.0117188 m: .*scale=256000"),
         (lambda root: None, {"scale": 1}, "largest depth is 3000 m: .*or max_depth=3000 if it is"),
+        (lambda root: sparse(root / "train/depth/train0.png"), {"size": 16},
+         "train0.jpg has hardly a depth left at 16×16 pixels; leave it out, or give a larger size"),
         (lambda root: (root / "val/depth/val0.png").unlink(), {}, "1 are alone, such as val0"),
         (lambda root: np.save(root / "val/depth/val0.npy", np.ones((20, 30))), {},
          r"depth has both val0\.npy and val0\.png; images and depths belong together by their na"),

@@ -256,10 +256,12 @@ def _train(context: Context, setup: Setup, maps: FeatureMaps, head: nn.Module, t
             depth_BHW = head(shown, setup.view)[:, 0]
         else:
             depth_BHW = depths_of(maps, head, maps.model.augment.normalise(shown))[:, 0]
-        known = truth_BHW > 0
+        known, is_warm = truth_BHW > 0, next(steps) < _WARM
+        if int(known.sum()) < 2:  # crops beside sparse depths
+            return 0 * depth_BHW.sum()
         if protocol.is_share:
             return silog_loss(depth_BHW[known], truth_BHW[known])
-        return sig_loss(depth_BHW[known], truth_BHW[known], warm=next(steps) < _WARM)
+        return sig_loss(depth_BHW[known], truth_BHW[known], warm=is_warm)
 
     optimizer, schedule = protocol.optimizer(head, setup.lr, setup.fit.iterations)
     clip = math.inf if protocol.is_share else _CLIP

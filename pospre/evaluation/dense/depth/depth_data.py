@@ -147,8 +147,14 @@ def read_depths(data: DepthSet, limit: float, view: tuple[int, int] | None) -> K
         known = depth[depth > 0].double()
         largest = max(largest, float(known.max()))
         total, count = total + float(known.log().sum()), count + len(known)
-        if view is not None:
-            small.append(F.interpolate(depth[None, None], view)[0, 0])
+        if view is None:
+            continue
+        small.append(F.interpolate(depth[None, None], view)[0, 0])
+        if int(small[-1].count_nonzero()) < 2:
+            raise UserError(
+                f"{data.images[index]} has hardly a depth left at {view[0]}×{view[1]} pixels; "
+                "leave it out, or give a larger size=…."
+            )
     return Known(largest, math.exp(total / count), small)
 
 
