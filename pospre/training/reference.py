@@ -92,8 +92,8 @@ def open_reference(recipe: Recipe, *, resumes: bool) -> PretrainModel | None:
     elif (now := _hash(_opened(recipe)[0])) != (before := _hash(reference)):
         raise UserError(
             f"reference.weights = {options.weights}: {path} has changed since the run began: the "
-            f"hash of its tensors is {now}, and was {before}. Put the earlier file back, or choose "
-            "another run_name"
+            f"hash of its tensors is {now}, and was {before}. Put the earlier file back; or move "
+            "this one away, as the run has its own copy; or choose another run_name"
         )
     return reference
 

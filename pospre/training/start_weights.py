@@ -168,6 +168,7 @@ def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loade
         check_fixed(encoder, source)
     _check_kind(encoder, source)
     _check_heads(encoder, source)
+    _check_activation(encoder, source)
     _check_key_bias(encoder, source)
     source = in_our_layout(encoder, source)
     theirs = source.known.positions
@@ -210,6 +211,18 @@ def _check_heads(encoder: PatchEncoder, source: Source) -> None:
         raise UserError(
             f"{source.named} has {heads} attention heads, and the encoder "
             f"{encoder.size.num_heads}; use encoder.num_heads = {heads}"
+        )
+
+
+def _check_activation(encoder: PatchEncoder, source: Source) -> None:
+    theirs = source.known.activation
+    if theirs is None or not isinstance(encoder, Encoder) or encoder.size.swiglu:
+        return
+    if theirs != encoder.size.activation:
+        raise UserError(
+            f"{source.named}: its config.json says that MLPs have the activation {theirs}, and the "
+            f"encoder has {encoder.size.activation}; use encoder.name = timm:NAME, or --model "
+            "timm:NAME,FILE, of a model with it"
         )
 
 

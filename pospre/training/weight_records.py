@@ -27,6 +27,7 @@ RECORD = "pospre.json"
 """Record in a ``.pth`` export with the texts that a ``.safetensors`` file has in its header."""
 _HUB = ("model.safetensors", "pytorch_model.bin")
 _LARGEST = 1 << 20  # bytes of a description
+_ACTIVATIONS = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
 Kind = TypeVar("Kind", bound=BaseModel)
 Weights = Literal["student", "teacher"]
 """Which encoder of a checkpoint or a file: the trained one, or its momentum teacher."""
@@ -40,6 +41,7 @@ class Known:
         positions: as in a recipe.
         grid: (rows, columns) of its tables of positions.
         heads: number of attention heads.
+        activation: of the MLPs without gates, by timm's name.
         pixels: ``mean`` and ``std`` that its weights expect, each with numbers per channel.
         resampling: how its positions get to another grid.
         encoder: the arguments of ``build_encoder``; of our own runs and exports.
@@ -48,6 +50,7 @@ class Known:
     positions: Positions | None = None
     grid: Grid | None = None
     heads: int | None = None
+    activation: str | None = None
     pixels: dict[str, tuple[float, ...]] = field(default_factory=dict)
     resampling: Resampling | None = None
     encoder: dict[str, Any] | None = None
@@ -84,7 +87,7 @@ def of_export(header: Mapping[str, str], name: str) -> Known | None:
     how = header.get("resampling")  # our exports may be of weights of others
     resampling = next((each for each in get_args(Resampling) if each == how), None)
     grid, heads = (None, None) if options["name"] == SWIN else grid_and_heads(options)
-    return Known(options["positions"], grid, heads, pixels, resampling, options)
+    return Known(options["positions"], grid, heads, None, pixels, resampling, options)
 
 
 def _options(recipe: dict[str, Any], name: str) -> dict[str, Any]:
@@ -142,6 +145,7 @@ class _Config(BaseModel):
     """The keys that count of ``config.json``, of transformers or timm."""
 
     num_attention_heads: PositiveInt | None = None
+    hidden_act: str | None = None
     image_size: Size | None = None
     patch_size: Size | None = None
     rope_theta: PositiveFloat | None = None
@@ -176,6 +180,7 @@ def of_hub(uri: str) -> Known:
         None if theta is None else rotary,
         grid,
         config.num_attention_heads,
+        _ACTIVATIONS.get(config.hidden_act or "", config.hidden_act),
         {key: each for key, each in (("mean", means), ("std", stds)) if each},
     )
 

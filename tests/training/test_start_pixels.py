@@ -93,6 +93,12 @@ def test_the_description_beside_a_file_of_a_hub_is_read(tmp_path: Path) -> None:
     assert (ours - other).abs().max() > 0.01
     with pytest.raises(UserError, match=r"encoder.num_heads = 3, but .* has 6. The section"):
         load_weights(small(positions="learned"), folder / "model.safetensors")
+    for theirs, ours in (("quick_gelu", "quick_gelu"), ("gelu_new", "gelu_tanh")):
+        (folder / "config.json").write_text(json.dumps({**config, "hidden_act": theirs}))
+        with pytest.raises(
+            UserError, match=rf"the activation {ours}, and the encoder has gelu; us"
+        ):
+            open_model(str(folder / "model.safetensors"))
     (folder / "config.json").write_text('{"num_attention_heads": "many"}')
     with pytest.raises(UserError, match=r"hub/config.json beside the weights cannot be read"):
         open_model(str(folder / "model.safetensors"))
