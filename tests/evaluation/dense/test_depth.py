@@ -243,8 +243,10 @@ def test_crops_beside_sparse_depths_teach_nothing(tmp_path: Path, protocol: str)
     data = write_pairs(tmp_path / "data", "png")
     for path in (data / "train" / "depth").iterdir():
         sparse(path)
-    few = {"crop": "32,32", "iterations": 6, "batch_size": 1, "max_depth": 4.0, "baseline": False}
-    found = results_of("depth", tiny_recipe(tmp_path, "mae"), data, protocol=protocol, **few)
+    few: dict[str, Any] = {"crop": "32,32", "iterations": 6, "batch_size": 1, "max_depth": 4.0}
+    found = results_of(
+        "depth", tiny_recipe(tmp_path, "mae"), data, protocol=protocol, baseline=False, **few
+    )
     assert math.isfinite(found["loss"]) and found["rmse"] > 0
 
 
