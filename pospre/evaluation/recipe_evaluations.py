@@ -142,10 +142,12 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
 
     With ``again``, evaluations that already have results of this checkpoint are repeated.
     """
-    newest = [each.batch for each in checkpoints_of(recipe)[:1]]
+    newest = next((each.batch for each in checkpoints_of(recipe)), None)
+    if newest is None:
+        return []
     planned = [entry for entry in planned_evaluations(recipe) if not entry.at_start]
-    due = [entry for entry in planned if again or _done_at(entry) not in newest]
-    checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
+    due = [entry for entry in planned if again or not _is_current(entry, recipe, newest)]
+    checkpoint = open_newest(checkpoint_folders(recipe)) if due else None
     if checkpoint is None:
         return []
     checkpoint.content["state"].pop("optimizers", None)  # twice the weights' size, not needed here
@@ -209,11 +211,15 @@ def _check_same(start: Start, history: Path) -> None:
         )
 
 
-def _done_at(entry: Planned) -> int | None:
-    """Return the step of the existing results; None: there are none of this half of the images."""
+def _is_current(entry: Planned, recipe: Recipe, step: int) -> bool:
+    """Return whether the existing results are of this step, and as requested."""
     document = _existing(entry)
-    half = document.get("settings", {}).get("half")
-    return document.get("step") if half == entry.settings.get("half") else None
+    if document.get("step") != step:
+        return False
+    settings = check_settings(entry.name, entry.settings).values()
+    wanted = {"data": entry.data, "weights": entry.weights, "settings": settings}
+    wanted = json.loads(json.dumps(concealed(wanted, recipe.environment)))
+    return all(document.get(key, value) == value for key, value in wanted.items())
 
 
 def _existing(entry: Planned) -> dict[str, Any]:
@@ -226,12 +232,8 @@ def _existing(entry: Planned) -> dict[str, Any]:
 
 def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
     """Return the results that training measured after its last step, if they are as requested."""
-    if entry.every is None:
-        return None
-    document, settings = _existing(entry), check_settings(entry.name, entry.settings).values()
-    made = [document.get(key) for key in ("step", "data", "weights", "settings")]
-    wanted = concealed([step, entry.data, entry.weights, settings], recipe.environment)
-    return document if made == json.loads(json.dumps(wanted)) else None
+    is_done = entry.every is not None and _is_current(entry, recipe, step)
+    return _existing(entry) if is_done else None
 
 
 def _has_teacher(recipe: Recipe) -> bool:

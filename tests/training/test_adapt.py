@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -116,6 +117,10 @@ def test_a_run_is_judged_against_its_start(
     code, said = run(tiny, *asked, *teacher, stages, "trainer.max_duration=2ep")
     assert code == 0 and "already finished" in said and sentence in said
     assert document(folder, "knn")["results"] == judged["results"]
+    others = shutil.copytree(images, tmp_path / "others")  # or judged on other images
+    more = "trainer.max_duration=2ep", f"verdict.data={others}"
+    assert run(tiny, *asked, *teacher, stages, *more)[0] == 0
+    assert document(folder, "knn")["data"] == str(others)
 
 
 def test_a_run_that_trains_only_heads_exports_the_bytes_of_its_start(
