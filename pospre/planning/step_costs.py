@@ -117,7 +117,7 @@ class FakeTraining:
 
     def begin(self) -> None:
         """Run a step, so that the optimiser has its state; no gradients are left."""
-        self.forward_backward(self.batch(2))
+        self.forward_backward(self.batch(SMALL))  # SIGReg refuses fewer than three
         self.update()
         with self.mode:
             self.optimizer.zero_grad()

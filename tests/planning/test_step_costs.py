@@ -18,7 +18,7 @@ from pospre.training.resolve import resolve
 from tests.benchmarks.bench_methods import make_batch
 
 DEMO = Path(__file__).parents[2] / "yamls/demo"
-METHODS = ("mae", "simmim", "droppos", "mp3", "lut", "intertwined", "stop")
+METHODS = ("mae", "simmim", "droppos", "mp3", "lut", "intertwined", "stop", "lejepa")
 
 
 def recipe_of(method: str, depth: int = 2) -> Recipe:
