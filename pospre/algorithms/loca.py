@@ -26,6 +26,7 @@ from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.position_task import PlaceObjective, ViewAnswers
+from pospre.model.refusals import check_unmixed
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Frozen, Momentum
 from pospre.model.uses import ALL, Pass, Uses
@@ -218,7 +219,8 @@ class LOCA(PretrainAlgorithm):
             )
 
     def check(self, layout: Layout) -> None:
-        """Raise ``UserError`` if no patch of ``query`` would be left."""
+        """Raise ``UserError`` if no patch of ``query`` would be left, or the reference is mixed."""
+        check_unmixed(layout, self.module_name())
         self.num_kept(layout.grid("query"))
 
     def num_kept(self, grid: tuple[int, int]) -> int:

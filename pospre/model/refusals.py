@@ -162,6 +162,15 @@ def check_group(layout: Layout, method: str, name: str, own: Pass) -> None:
         )
 
 
+def check_unmixed(layout: Layout, method: str) -> None:
+    """Raise ``UserError`` if 'view', which ``method`` compares with other views, is mixed."""
+    if (mixer := layout.writers.get("view/pixels")) is not None:
+        raise UserError(
+            f"algorithms.{method} compares views of one image, but {mixer} mixes images in "
+            f"'view'. Turn its mixing off, or leave {method} out."
+        )
+
+
 def check_joined(passes: Mapping[str, EncoderPass], method: str, name: str) -> None:
     """Raise ``UserError`` if no method runs the pass that ``method`` joins."""
     if name not in passes:

@@ -237,6 +237,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
        lambda name=name: lut(made(name, mask_ratio=0.25), symmetric=True))
       for name in ("mae", "simmim", "droppos")),
     ("supervised mixes images in 'view'", lambda: lut(made("supervised", **PARTLY))),
+    ("loca compares views of one image, but supervised mixes images in 'view'",
+     lambda: loca(QUERY, {}, made("supervised", mixup=0.8))),
     # pairs of views
     (r"data.views.pair has crop = full\. Use crop: random", lambda: sp({"crop": "full"})),
     (r"data.views.pair has crop = random and scale = \[0.3, 0.3\]",

@@ -24,6 +24,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
+from pospre.model.refusals import check_unmixed
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Frozen, Momentum
 from pospre.model.uses import ALL, SEEN, Pass, Uses
@@ -237,12 +238,7 @@ class LUT(PretrainAlgorithm):
 
     def check(self, layout: Layout) -> None:
         """Raise ``UserError`` for options that do not fit the two views, or the host's masks."""
-        if layout.mixer("view") is not None:
-            raise UserError(
-                f"algorithms.lut compares two views of one image, but "
-                f"{layout.writers['view/pixels']} mixes images in 'view'. Turn its mixing off, or "
-                "leave lut out."
-            )
+        check_unmixed(layout, self.module_name())
         same_crop = self.supervision != "context"
         if (self.symmetric or same_crop) and layout.grid("second") != layout.grid("view"):
             raise UserError(
