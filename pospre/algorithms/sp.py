@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import Batch, box_key, flip_key, known_boxes
 from pospre.data.views.boxes import NUM_BOX_DRAWS, random_boxes
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
@@ -107,15 +108,15 @@ class RelativeViews(PlaceObjective):
         answers = self.answers(outputs, batch)
         (low1, high1), (low2, high2) = (b.split(2, -1) for b in batch[box_key(GROUP)].unbind(1))
         overlap = (torch.maximum(low1, low2) < torch.minimum(high1, high2)).all(-1, keepdim=True)
-        found, among = answers.score(), overlap.expand(-1, 2)
-        # these may be of one pair, whose R² can be far below 0
-        near, apart = (answers.score(each).clamp_min(-1).mean() for each in (among, ~among))
+        among = overlap.expand(-1, 2)
+        # a microbatch may have one pair, whose R² can be thousands below 0
+        found, near, apart = (answers.score(each).clamp_min(-1) for each in (None, among, ~among))
         return {
             "r2": found.mean(),
             "r2_place": found[:2].mean(),
             "r2_size": found[2:].mean(),
-            "r2_overlapping": near,
-            "r2_apart": apart,
+            "r2_overlapping": near.mean(),
+            "r2_apart": apart.mean(),
         }
 
 
@@ -164,11 +165,19 @@ class SP(PretrainAlgorithm):
                 f"algorithms.sp predicts the place and size of crops, but data.views.{GROUP} has "
                 f"{found}. Use crop: random with a range of sizes, such as scale: [0.05, 0.32]."
             )
+        if not min(self._spread(views)):
+            raise UserError(
+                f"data.views.{GROUP} has scale = {list(views.scale)} and ratio = "
+                f"{list(views.ratio)}, so places or sizes of its crops of square images hardly "
+                "differ, and there is nothing to predict. Use a range such as scale: [0.05, 0.32]."
+            )
 
     def head(self, encoder: PatchEncoder, layout: Layout) -> RelativeViews:
         """Return a head whose numbers have the spread of the crops."""
-        views = layout.views[GROUP]
-        return RelativeViews(encoder, self, self.sigma or deviations(views.scale, views.ratio))
+        return RelativeViews(encoder, self, self._spread(layout.views[GROUP]))
+
+    def _spread(self, views: ViewGroup) -> tuple[float, ...]:
+        return self.sigma or deviations(views.scale, views.ratio)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Mirror both views like the first one."""

@@ -243,6 +243,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     (r"data.views.pair has crop = full\. Use crop: random", lambda: sp({"crop": "full"})),
     (r"data.views.pair has crop = random and scale = \[0.3, 0.3\]",
      lambda: sp({"scale": (0.3, 0.3)})),
+    ("sizes of its crops of square images hardly differ",
+     lambda: sp({"scale": (0.3, 0.3001), "ratio": (1.0, 1.0)})),
     (r"sp\.pool = class_token needs a class token",
      lambda: sp({}, {"class_token": False}, pool="class_token")),
     ("'view_places', but crop_field gives",

@@ -91,6 +91,14 @@ def test_it_learns_from_pictures_that_tell_the_place() -> None:
     assert above[:2].all() and (found.score()[:2] > 0.8).all()
 
 
+def test_measures_of_a_single_pair_are_no_lower_than_minus_1() -> None:
+    model = model_of()
+    batch = model.prepare(batch_of(model.views, 0, told=True, size=1), 0.0)
+    outputs = {"predicted": torch.full((1, 2, 4), 9.0)}
+    found = model.objectives["sp"].metrics(outputs, batch)
+    assert all(found[key] == -1 for key in ("r2", "r2_place", "r2_size"))
+
+
 def test_class_tokens_are_compared_if_asked_for() -> None:
     case = Case(("sp",), {"sp": {"pool": "class_token"}})
     assert not case.layout().passes["pair"].needs_patches
