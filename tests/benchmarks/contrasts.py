@@ -61,12 +61,12 @@ class Result:
 
 
 def pooled(cells: Cells) -> Spread | None:
-    """Return the spread over all cells with two or more seeds, None if there are none."""
+    """Return the spread over all cells with two or more seeds, None if no seeds differ."""
     several = [list(values) for values in cells.values() if len(values) > 1]
     freedom = sum(len(values) - 1 for values in several)
-    if not freedom:
-        return None
     squares = sum((len(values) - 1) * variance(values) for values in several)
+    if not squares:
+        return None
     varied = [values for values in several if variance(values) > 0]
     equal = float(bartlett(*varied).pvalue) if len(varied) > 1 else None
     return Spread((squares / freedom) ** 0.5, freedom, equal)

@@ -28,6 +28,7 @@ def test_two_cells_give_the_t_test_of_two_samples() -> None:
     assert result.p == pytest.approx(oracle.pvalue)
     assert result.interval == pytest.approx(tuple(oracle.confidence_interval()))
     assert pooled({("b", "other"): [0.4]}) is None
+    assert pooled({("b", "other"): [0.4, 0.4]}) is None  # no error to divide by
 
 
 def test_a_main_effect_is_the_mean_over_hosts_with_half_the_error() -> None:
