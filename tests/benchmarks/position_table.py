@@ -130,9 +130,11 @@ class Cell:
 
 
 @cache
-def evaluation_key(name: str) -> str:
-    """Return a hash of an evaluation's settings and code."""
-    given = dict(item.split("=", 1) for item in SETTINGS[name])
+def evaluation_key(name: str, overrides: tuple[str, ...] = ()) -> str:
+    """Return a hash of an evaluation's settings, with ``overrides`` of a recipe, and its code."""
+    start = f"evaluation.{name}."
+    own = [item.removeprefix(start) for item in overrides if item.startswith(start)]
+    given = dict(item.split("=", 1) for item in (*SETTINGS[name], *own))
     banks = {"bank": "x"} if "bank" in settings_class(name).names() else {}
     settings = check_settings(name, {**banks, **given})
     return _hash([settings.values(), code_hash([evaluation_module(name).__name__])])
@@ -170,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.table:
         measure(wanted, arguments)
     lines = read_lines(LINES)
-    found = {cell: line_of(cell.key(arguments.set), lines) for cell in wanted}
+    found = {cell: line_of(cell.key(arguments.set), lines, arguments.set) for cell in wanted}
     known = {(cell.row, cell.host, cell.seed): line for cell, line in found.items() if line}
     print(report(arguments.blocks, known, arguments.seeds))
     return 0
@@ -186,21 +188,23 @@ def measure(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
     left = {}
     for cell in wanted:
         key = cell.key(arguments.set)
-        names = lacking(line_of(key, lines), data)
+        names = lacking(line_of(key, lines, arguments.set), data)
         if names:
             left[cell] = key, names
     for cell, (key, names) in tqdm(left.items(), "position table", unit="cell"):
         reason = refusal(cell.recipe(arguments.set))
         if reason is None:
             chosen = {name: data[name] for name in names}
-            key["measured"] = {name: evaluation_key(name) for name in names}
+            key["measured"] = {name: evaluation_key(name, (*arguments.set,)) for name in names}
             key["figures"] = run(cell, train, chosen, arguments.runs, arguments.set)
         else:
             key["refused"] = reason
         append(LINES, key)
 
 
-def line_of(key: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def line_of(
+    key: Mapping[str, Any], lines: Sequence[dict[str, Any]], overrides: Sequence[str] = ()
+) -> dict[str, Any] | None:
     """Return the line of a cell with all its figures, those measured later among them."""
     own = [line for line in lines if all(line.get(name) == value for name, value in key.items())]
     figures = {
@@ -208,7 +212,7 @@ def line_of(key: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str
         for line in own
         for figure, value in line.get("figures", {}).items()
         if (name := figure.partition("/")[0]) not in SETTINGS
-        or line["measured"][name] == evaluation_key(name)
+        or line["measured"][name] == evaluation_key(name, (*overrides,))
     }
     return {**own[-1], "figures": figures} if own else None
 

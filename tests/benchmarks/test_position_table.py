@@ -110,6 +110,8 @@ def test_a_figure_is_known_by_its_evaluation(monkeypatch: pytest.MonkeyPatch) ->
     figures = {"knn/top1": 0.4, "logistic/top1": 0.5, "training/ms": 3.0}
     line = line_of(key, [{**key, "measured": now, "figures": figures}])
     assert line is not None and line["figures"] == {"knn/top1": 0.4, "training/ms": 3.0}
+    other = position_table.evaluation_key("knn", ("evaluation.knn.num_samples=8", "seed=3"))
+    assert other not in (now["knn"], position_table.evaluation_key("knn", ("seed=3",)))
     assert lacking(line, {"knn": Path(), "logistic": Path()}) == ["logistic"]
     position_table.evaluation_key.cache_clear()
     monkeypatch.setitem(position_table.SETTINGS, "knn", ("num_bank=5",))
