@@ -3,7 +3,7 @@
 Images are decoded as in training, and turned upright by EXIF. So are masks, if they have EXIF.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,10 +72,23 @@ def image_sides(path: Path) -> tuple[int, int]:
     return image.height, image.width
 
 
-def files_by_stem(folder: Path) -> dict[str, Path]:
-    """Return the images of a folder by their path in it, without the ending."""
-    names = list_images(folder) if folder.is_dir() else []
-    return {name.rpartition(".")[0]: folder / name for name in names}
+def files_by_stem(folder: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
+    """Return files of a folder by their path in it, without the ending; of None, all its images.
+
+    ``UserError`` if two differ by their ending alone.
+    """
+    if names is None:
+        names = list_images(folder) if folder.is_dir() else []
+    found: dict[str, Path] = {}
+    for name in names:
+        stem = name.rpartition(".")[0]
+        if stem in found:
+            raise UserError(
+                f"{folder} has both {found[stem].name} and {Path(name).name}; images and labels "
+                "belong together by their names, so leave one of them out."
+            )
+        found[stem] = folder / name
+    return found
 
 
 def read_mask(path: Path) -> ndarray:

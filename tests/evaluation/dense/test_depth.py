@@ -284,7 +284,7 @@ def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
          "train0.jpg has hardly a depth left at 16×16 pixels; leave it out, or give a larger size"),
         (lambda root: (root / "val/depth/val0.png").unlink(), {}, "1 are alone, such as val0"),
         (lambda root: np.save(root / "val/depth/val0.npy", np.ones((20, 30))), {},
-         r"depth has both val0\.npy and val0\.png; images and depths belong together by their na"),
+         r"depth has both val0\.npy and val0\.png; images and labels belong together by their na"),
         (lambda root: (root / "val/depth/val0.png").write_bytes(jpeg(0, 80, 60)), {},
          "val0.png has 3 channels"),
         (lambda root: Image.new("I;16", (8, 8), 9).save(root / "val/depth/val0.png"), {},

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ BOXES: list[Any] = [
     # words, and what is done to the data or given as settings
     (r"val001\.xml describes .*val001\.jpg, which does not exist",
      lambda d: (d / "JPEGImages/val001.jpg").unlink()),
+    (r"JPEGImages has both val001\.jpg and val001\.png; images and labels belong together",
+     lambda d: shutil.copy(d / "JPEGImages/val001.jpg", d / "JPEGImages/val001.png")),
     (r"val001\.xml has the class 'blue'; known are green, red",
      lambda d: edit(d / A, "green", "blue")),
     (r"val001\.xml, object 1, has no bndbox of four numbers; add it",
@@ -100,6 +103,8 @@ MASKS: list[Any] = [
 ]  # fmt: skip
 VIDEOS: list[Any] = [
     ("has 5 frames and .*moving 4 masks; only one of them has 00003", lambda d: (d / V).unlink()),
+    (r"moving has both 00003\.jpg and 00003\.png",
+     lambda d: shutil.copy(d / V, (d / "JPEGImages/480p/moving/00003.png"))),
     (r"00003\.png contains the id 7; known from the first frame are 1, 2, and 255",
      lambda d: grey(d / V, 64, 80, value=7)),
     (r"the mask of .*00003\.jpg is 10×10, but the frame has another size",

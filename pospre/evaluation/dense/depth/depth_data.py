@@ -6,7 +6,7 @@ and rendered scenes, whose labels hold the horizon and the objects' distances.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pospre.data.decode.bit_depth import RGB, Decoding
-from pospre.data.stores.image_folder import list_images
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.images import (
     LABELS,
+    files_by_stem,
     image_sides,
     in_half,
     read_image,
@@ -163,9 +163,9 @@ def open_depths(root: str, split: str, scale: float, decoding: Decoding = RGB) -
     base = Path(root)
     if (base / split / "depth").is_dir():
         pictures, truths = base / split / "images", base / split / "depth"
-        images = _by_stem(pictures, list_images(pictures) if pictures.is_dir() else [])
+        images = files_by_stem(pictures)
         files = sorted(path for path in truths.rglob("*") if path.suffix in (".png", ".npy"))
-        depths = _by_stem(truths, [path.relative_to(truths).as_posix() for path in files])
+        depths = files_by_stem(truths, [path.relative_to(truths).as_posix() for path in files])
         shared = sorted(images.keys() & depths.keys())
         if not shared or images.keys() ^ depths.keys():
             odd = sorted(images.keys() ^ depths.keys())
@@ -191,20 +191,6 @@ def open_depths(root: str, split: str, scale: float, decoding: Decoding = RGB) -
         f"{root} has no split '{split}' with depths: {split}/images with {split}/depth, "
         f"{listed.name}, or {LABELS} of rendered scenes."
     )
-
-
-def _by_stem(folder: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Return files by their name without its ending; ``UserError`` if two have the same."""
-    found: dict[str, Path] = {}
-    for name in names:
-        stem = name.rpartition(".")[0]
-        if stem in found:
-            raise UserError(
-                f"{folder} has both {found[stem].name} and {Path(name).name}; images and depths "
-                "belong together by their names, so leave one of them out."
-            )
-        found[stem] = folder / name
-    return found
 
 
 def _of_list(base: Path, listed: Path, scale: float, decoding: Decoding) -> DepthSet:
