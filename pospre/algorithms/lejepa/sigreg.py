@@ -30,7 +30,8 @@ class SIGReg(nn.Module):
 
     def __init__(self, dim: int, num_slices: int = 1024) -> None:
         super().__init__()
-        self.slices_DS = nn.Buffer(torch.zeros(dim, num_slices), persistent=False)
+        # not 0, of which all features are as far from Gaussian as equal ones, without a gradient
+        self.slices_DS = nn.Buffer(torch.full((dim, num_slices), torch.nan), persistent=False)
         step = _LAST / _STEPS
         self.knots_K = nn.Buffer(step * torch.arange(1, _STEPS + 1), persistent=False)
         weights = torch.tensor([2 * step] * (_STEPS - 1) + [step])  # both signs of t

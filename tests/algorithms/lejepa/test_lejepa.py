@@ -50,6 +50,7 @@ def test_slices_are_functions_of_seed_and_step() -> None:
         return test.slices_DS
 
     first = drawn(1, Progress(0.25, 0.0, 1000))
+    assert SIGReg(8, 32)(torch.randn(1, 4, 8)).isnan()  # as of a batch that was not prepared
     torch.testing.assert_close(first.norm(dim=0), torch.ones(32))
     assert torch.equal(first, drawn(1, Progress(0.125, 0.5, 2000)))  # step 250 as well
     for other in ((2, Progress(0.25, 0.0, 1000)), (1, Progress(0.251, 0.0, 1000))):
