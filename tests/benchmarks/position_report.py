@@ -176,10 +176,14 @@ def _sentences(
     contrasts: Sequence[Contrast], lines: Lines, spreads: Mapping[str, Spread | None]
 ) -> list[str]:
     """Return the sentences of a family of contrasts, and what its runs can show."""
-    results = []
+    results, alone = [], 0
     for contrast in contrasts:
         spread, cells = spreads[contrast.figure], cells_of(contrast.figure, lines)
-        if spread is not None and not contrast.missing(cells):
+        if contrast.missing(cells):
+            continue
+        if spread is None:
+            alone += 1
+        else:
             results.append(measured(contrast, cells, spread))
     family, parts = len(contrasts), []
     for figure in dict.fromkeys(each.figure for each in contrasts):
@@ -192,6 +196,11 @@ def _sentences(
                 f"of {points:.1f} points are found."
             )
     told = [f"- {sentence(result, FIGURES)}" for result in adjusted(results, family)]
-    left = family - len(results)
+    left = family - len(results) - alone
     rest = [f"{left} of {family} declared contrasts are not measured yet."] if left else []
+    if alone:
+        rest.append(
+            f"Of {alone} of {family} declared contrasts nothing can be said: no row has two seeds "
+            "that differ."
+        )
     return [*parts, "\n".join(told), *rest] if told else [*parts, *rest]

@@ -149,6 +149,9 @@ def test_the_report_has_means_reasons_and_sentences() -> None:
     assert "- kNN, mae and supervised: plain rotary − learned (+10.0 points" in text
     assert "7 of 9 declared contrasts are not measured yet." in text
     assert "with 4 runs a side, four of five true differences of" in text
+    text = report(["A"], {key: line for key, line in lines.items() if not key[2]}, [0])
+    assert "Of 2 of 9 declared contrasts nothing can be said: no row has two seeds" in text
+    assert "7 of 9 declared contrasts are not measured yet." in text
 
 
 def test_a_task_that_has_not_learned_leaves_its_families() -> None:
