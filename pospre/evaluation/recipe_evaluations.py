@@ -146,7 +146,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     if newest is None:
         return []
     planned = [entry for entry in planned_evaluations(recipe) if not entry.at_start]
-    due = [entry for entry in planned if again or not _is_current(entry, recipe, newest)]
+    due = [entry for entry in planned if again or _current(entry, recipe, newest) is None]
     checkpoint = open_newest(checkpoint_folders(recipe)) if due else None
     if checkpoint is None:
         return []
@@ -155,9 +155,9 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     for entry in due:
         options = {"progress": recipe.trainer.progress_bar, "step": checkpoint.batch}
         try:
-            document = _done(entry, recipe, checkpoint.batch) or measure_checkpoint(
-                entry, recipe, checkpoint, **options
-            )
+            # training has measured those with an interval after its last step
+            made = entry.every and _current(entry, recipe, checkpoint.batch)
+            document = made or measure_checkpoint(entry, recipe, checkpoint, **options)
         except UserError as error:
             failures.append(error)
         else:
@@ -211,17 +211,6 @@ def _check_same(start: Start, history: Path) -> None:
         )
 
 
-def _is_current(entry: Planned, recipe: Recipe, step: int) -> bool:
-    """Return whether the existing results are of this step, and as requested."""
-    document = _existing(entry)
-    if document.get("step") != step:
-        return False
-    settings = check_settings(entry.name, entry.settings).values()
-    wanted = {"data": entry.data, "weights": entry.weights, "settings": settings}
-    wanted = json.loads(json.dumps(concealed(wanted, recipe.environment)))
-    return all(document.get(key, value) == value for key, value in wanted.items())
-
-
 def _existing(entry: Planned) -> dict[str, Any]:
     """Return the existing results, or nothing if there are none."""
     try:
@@ -230,10 +219,15 @@ def _existing(entry: Planned) -> dict[str, Any]:
         return {}
 
 
-def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
-    """Return the results that training measured after its last step, if they are as requested."""
-    is_done = entry.every is not None and _is_current(entry, recipe, step)
-    return _existing(entry) if is_done else None
+def _current(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
+    """Return the existing results if they are of this step, and as requested."""
+    document = _existing(entry)
+    if document.get("step") != step:
+        return None
+    settings = check_settings(entry.name, entry.settings).values()
+    made = [document.get(key) for key in ("data", "weights", "settings")]
+    wanted = concealed([entry.data, entry.weights, settings], recipe.environment)
+    return document if made == json.loads(json.dumps(wanted)) else None
 
 
 def _has_teacher(recipe: Recipe) -> bool:

@@ -170,10 +170,10 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
     if len({one.start_sha256 for one in measured}) > 1:
         return Judgement("unknown", f"{_NOTHING}: its figures are beside different starts.")
     newest = max(map(_step, documents.values()))
-    old = next((name for name in by_name if _step(_document(name, documents)) < newest), None)
-    if old is not None:
-        when = f"after step {_step(_document(old, documents))}, and the run is at {newest}"
-        return Judgement("unknown", f"{_NOTHING}: {old} was measured {when}.")
+    for name in by_name:
+        if (step := _step(_document(name, documents))) < newest:
+            when = f"after step {step}, and the run is at {newest}"
+            return Judgement("unknown", f"{_NOTHING}: {name} was measured {when}.")
     keep = f"Keep the frozen start: {start}."
     return of_figures(measured, f"The {verdict.weights}'s", "the frozen start", keep)
 

@@ -1,5 +1,6 @@
 """What a recipe's ``evaluation`` section asks for, once training is done."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from pospre.errors import UserError
 from pospre.evaluation import recipe_evaluations
+from pospre.evaluation.registry import check_settings
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import Checkpoint
 from tests.conftest import write_images
@@ -23,7 +25,9 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     recipe = recipe_from_dict({**tiny_recipe(tmp_path, "mae").dump(), "evaluation": asked})
     done = tmp_path / "tiny" / "evaluation" / "accuracy.json"
     done.parent.mkdir(parents=True)
-    done.write_text('{"step": 4}')
+    settings = check_settings("accuracy", {}).values()
+    made = {"step": 4, "data": "unused", "weights": "student", "settings": settings}
+    done.write_text(json.dumps(made))
     stale = done.with_name("logistic.json")  # of before the training went on
     stale.write_text('{"step": 2}')
     reads, measured = [], []
